@@ -1,0 +1,1 @@
+"""Dual-path KV loading and two-choice routing for SGLang prefill/decode serving."""
