@@ -1,0 +1,1 @@
+"""The DRAM buffer in which blocks pause between store, peer and device."""

@@ -1,0 +1,1 @@
+"""The decode side: reading, receiving, admission and persistence."""

@@ -1,0 +1,1 @@
+"""What one engine process holds: its pools, store, buffer and transport."""

@@ -1,0 +1,1 @@
+"""The prefill side: reading, layer-by-layer loading and streaming."""

@@ -1,0 +1,1 @@
+"""Where Full Blocks persist, and how they are read."""

@@ -1,0 +1,1 @@
+"""What an engine tells of itself: counters, load reports, read plans."""

@@ -1,0 +1,71 @@
+"""An engine's load report to the router: msgpack over ZMQ, DEALER to ROUTER. A report is also a fetch (paper, scheduling)."""
+
+from typing import Literal
+
+import msgspec
+
+REPORT_VERSION = 1
+MAX_REPORT_BYTES = 64 * 2**10
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """What one engine tells: seq_e, tok_e, read_q_n(e) and what room it has."""
+
+    version: int = REPORT_VERSION
+    engine_id: str
+    role: Literal["prefill", "decode"]
+    node_id: str
+    url: str
+    dp_rank: int
+    kv_path: Literal["prefill", "dual"]
+    bootstrap_port: int | None
+    seq: int
+    """Unfinished requests."""
+    tok: int
+    """Their tokens."""
+    read_q_tokens: int
+    """Tokens waiting in the node's storage read queue."""
+    free_kv_tokens: int
+    free_buffer_tokens: int
+    alpha_tokens: int
+    """Tokens the node reads in 3 s: a queue up to this counts as short."""
+    beta_tokens: int
+    """Tokens the engine computes in 5 s: more unfinished ones count as overload."""
+    sent_at_s: float
+
+
+class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
+    """The router's answer to a report."""
+
+    version: int = REPORT_VERSION
+    sequence: int
+
+
+_report_decoder = msgspec.msgpack.Decoder(EngineReport)
+_ack_decoder = msgspec.msgpack.Decoder(ReportAck)
+
+
+def encode(message: EngineReport | ReportAck) -> bytes:
+    """The message as msgpack."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_report(data: bytes) -> EngineReport:
+    """The report in `data`. Raises ValueError on anything malformed, too large, or of another version."""
+    if len(data) > MAX_REPORT_BYTES:
+        raise ValueError(f"a report of {len(data)} bytes exceeds {MAX_REPORT_BYTES}")
+    try:
+        report = _report_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"malformed report: {error}") from None
+    if report.version != REPORT_VERSION:
+        raise ValueError(f"report version {report.version}, expected {REPORT_VERSION}")
+    return report
+
+
+def decode_ack(data: bytes) -> ReportAck:
+    """The acknowledgement in `data`. Raises ValueError on anything malformed."""
+    try:
+        return _ack_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"malformed acknowledgement: {error}") from None

@@ -1,0 +1,1 @@
+"""Moving Layer Blocks between engines."""
