@@ -1,0 +1,1 @@
+"""SGLang on a machine without an accelerator: an out-of-tree platform for plain CPUs."""
