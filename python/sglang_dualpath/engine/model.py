@@ -22,7 +22,7 @@ def model_identity(server_args: Any) -> ModelIdentity:
     anywhere agree on it, and the name is the architecture's, not the path's, for the same reason.
     """
     from sglang.srt.arg_groups.overrides import resolving_view
-    from sglang.srt.utils import get_local_ip_auto
+    from sglang.srt.utils.network import get_local_ip_auto
 
     arguments = resolving_view(server_args)
     return ModelIdentity(
