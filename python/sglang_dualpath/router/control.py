@@ -1,0 +1,48 @@
+"""The control socket: engines report here. Input is msgpack, typed, bounded in size, and never unpickled."""
+
+import logging
+from collections.abc import Callable
+
+import zmq
+import zmq.asyncio
+
+from sglang_dualpath.telemetry.report import MAX_REPORT_BYTES, EngineReport, ReportAck, decode_report, encode
+
+logger = logging.getLogger(__name__)
+
+
+class ControlSocket:
+    """A ZMQ ROUTER socket on the event loop. Raises zmq.ZMQError where it cannot bind."""
+
+    def __init__(
+        self, endpoint: str, on_report: Callable[[EngineReport], None], on_malformed: Callable[[], None]
+    ) -> None:
+        self._on_report = on_report
+        self._on_malformed = on_malformed
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPORT_BYTES)
+        self._socket.bind(endpoint)
+        self._received = 0
+
+    async def run(self) -> None:
+        """Take reports until cancelled."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                if len(frames) != 2:
+                    raise ValueError(f"{len(frames)} frames instead of 2")
+                report = decode_report(frames[1])
+            except ValueError as error:
+                self._on_malformed()
+                logger.warning("dropped a control message: %s", error)
+                continue
+            self._on_report(report)
+            self._received += 1
+            await self._socket.send_multipart([frames[0], encode(ReportAck(sequence=self._received))])
+
+    def close(self) -> None:
+        """Unbind."""
+        self._socket.close(linger=0)
+        self._context.term()

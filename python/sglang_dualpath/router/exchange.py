@@ -1,0 +1,196 @@
+"""One request on its pair of engines: both get it at once, the decode engine's answer is the client's."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from sglang_dualpath.router.body import PreparedBody
+from sglang_dualpath.router.scheduling.engine import Assignment
+from sglang_dualpath.telemetry.plan import PLAN_HEADER
+
+logger = logging.getLogger(__name__)
+
+_ERROR_EVENT = b'data: {"error"'
+
+
+class Unreachable(Exception):
+    """An engine could not be connected to; nothing was sent."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"engine {url} cannot be reached")
+        self.url = url
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer, of either engine."""
+
+    status: int
+    body: bytes
+    content_type: str
+
+
+class EngineFailed(Exception):
+    """An engine answered with an error, or went away. `answer` is what the client should get."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"status {answer.status}")
+        self.answer = answer
+
+
+class PairExchange:
+    """Sends one prepared body to both engines. Use as an async context: leaving it ends both, and aborts what still runs."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        assignment: Assignment,
+        path: str,
+        prepared: PreparedBody,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._session = session
+        self._assignment = assignment
+        self._path = path
+        self._rid = prepared.rid
+        self._data = json.dumps(prepared.body).encode()
+        self._headers = {
+            **headers,
+            "content-type": "application/json",
+            PLAN_HEADER: json.dumps(prepared.kv_hints),
+        }
+        self._finished = False
+        self.prefill_done = asyncio.Event()
+
+    async def __aenter__(self) -> "PairExchange":
+        self._prefill = asyncio.create_task(self._run_prefill())
+        self._decode = asyncio.create_task(self._post(self._assignment.decode_url))
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for task in (self._prefill, self._decode):
+            task.cancel()
+        results = await asyncio.gather(self._prefill, self._decode, return_exceptions=True)
+        if isinstance(results[1], aiohttp.ClientResponse):
+            results[1].close()
+        if not self._finished:
+            await asyncio.shield(self._abort_both())
+
+    async def answer(self, merge_logprobs: bool) -> Answer:
+        """The whole answer of the decode engine. Raises EngineFailed or Unreachable."""
+        response = await self._decode_headers()
+        body = await self._unless_prefill_fails(response.read())
+        answer = Answer(response.status, body, response.headers.get("content-type", "application/json"))
+        if answer.status == 200:
+            prefill = await self._prefill
+            if merge_logprobs:
+                answer = _with_input_logprobs(answer, prefill)
+        self._finished = True
+        return answer
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The decode engine's chunks as they come. Raises EngineFailed or Unreachable, also in mid-stream."""
+        response = await self._decode_headers()
+        if response.status != 200:
+            body = await response.read()
+            self._finished = True
+            raise EngineFailed(Answer(response.status, body, response.headers.get("content-type", "application/json")))
+        ended = False
+        while not ended:
+            chunk = await self._unless_prefill_fails(response.content.readany())
+            ended = not chunk
+            if chunk:
+                yield chunk
+        self._finished = True
+
+    async def _decode_headers(self) -> aiohttp.ClientResponse:
+        await asyncio.wait({self._prefill, self._decode}, return_when=asyncio.FIRST_COMPLETED)
+        if self._prefill.done():
+            self._prefill.result()
+        return await self._unless_prefill_fails(asyncio.shield(self._decode))
+
+    async def _unless_prefill_fails(self, work: Any) -> Any:
+        """Await `work` on the decode side; a failure of the prefill side ends it at once."""
+        task = asyncio.ensure_future(work)
+        try:
+            if not self._prefill.done():
+                await asyncio.wait({task, self._prefill}, return_when=asyncio.FIRST_COMPLETED)
+            if self._prefill.done():
+                self._prefill.result()
+            return await task
+        except aiohttp.ClientError as error:
+            raise EngineFailed(_gone("decode", self._assignment.decode_url, error)) from error
+        finally:
+            if not task.done():
+                task.cancel()
+
+    async def _run_prefill(self) -> Answer:
+        """The prefill engine's whole answer. Raises EngineFailed when it is an error."""
+        url = self._assignment.prefill_url
+        response = await self._post(url)
+        try:
+            body = await response.read()
+        except aiohttp.ClientError as error:
+            raise EngineFailed(_gone("prefill", url, error)) from error
+        answer = Answer(response.status, body, response.headers.get("content-type", "application/json"))
+        if answer.status != 200:
+            raise EngineFailed(answer)
+        if _ERROR_EVENT in body:
+            raise EngineFailed(_error_in_stream(body))
+        self.prefill_done.set()
+        return answer
+
+    async def _post(self, url: str) -> aiohttp.ClientResponse:
+        try:
+            return await self._session.post(url + self._path, data=self._data, headers=self._headers)
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(url) from error
+        except aiohttp.ClientError as error:
+            role = "prefill" if url == self._assignment.prefill_url else "decode"
+            raise EngineFailed(_gone(role, url, error)) from error
+
+    async def _abort_both(self) -> None:
+        """Tell both engines to stop; closing the connections alone leaves a streamless request running for a while."""
+        for url in (self._assignment.prefill_url, self._assignment.decode_url):
+            with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
+                timeout = aiohttp.ClientTimeout(total=2)
+                async with self._session.post(f"{url}/abort_request", json={"rid": self._rid}, timeout=timeout):
+                    pass
+
+
+def error_answer(status: int, message: str, kind: str) -> Answer:
+    """An error in the shape that OpenAI clients and upstream's own share."""
+    body = {"error": {"message": message, "type": kind, "code": status}}
+    return Answer(status, json.dumps(body).encode(), "application/json")
+
+
+def _gone(role: str, url: str, error: BaseException) -> Answer:
+    return error_answer(502, f"the {role} engine {url} went away: {type(error).__name__}", "engine_failed")
+
+
+def _error_in_stream(body: bytes) -> Answer:
+    """The error event of a streamed answer, as an answer of its own."""
+    line = next(line for line in body.split(b"\n") if line.startswith(_ERROR_EVENT))
+    content = line.removeprefix(b"data: ")
+    try:
+        code = json.loads(content)["error"].get("code")
+    except (ValueError, KeyError, AttributeError):
+        code = None
+    return Answer(code if isinstance(code, int) and 400 <= code < 600 else 500, content, "application/json")
+
+
+def _with_input_logprobs(answer: Answer, prefill: Answer) -> Answer:
+    """The decode engine's answer with the prompt's logprobs, which only the prefill engine has."""
+    ours, theirs = json.loads(answer.body), json.loads(prefill.body)
+    pairs = zip(ours, theirs, strict=True) if isinstance(ours, list) else [(ours, theirs)]
+    for mine, other in pairs:
+        info = mine.get("meta_info", {})
+        if "input_token_logprobs" in info:
+            info["input_token_logprobs"] = other["meta_info"].get("input_token_logprobs", []) + info["input_token_logprobs"]
+    return Answer(answer.status, json.dumps(ours).encode(), answer.content_type)
