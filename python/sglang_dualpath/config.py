@@ -197,7 +197,9 @@ def check(config: DualPathConfig, facts: EngineFacts) -> None:
         if size > 1:
             raise FlagError(f"{flag} {size} is not supported with --kv-path; leave it at 1")
     if facts.speculative_algorithm:
-        raise FlagError("--speculative-algorithm is not supported with --kv-path: a draft's KV has no blocks; remove it")
+        raise FlagError(
+            "--speculative-algorithm is not supported with --kv-path: a draft's KV has no blocks; remove it"
+        )
     if facts.enable_hierarchical_cache:
         raise FlagError("--enable-hierarchical-cache and --kv-path both load cached KV; remove one of them")
     if facts.disaggregation_mode == "prefill" and facts.disable_radix_cache:

@@ -36,7 +36,9 @@ def _imply(args: argparse.Namespace) -> None:
 
     if args.disaggregation_mode == "prefill":
         if args.enable_unified_cache_external_linker:
-            raise settings.FlagError("--enable-unified-cache-external-linker: --kv-path brings a linker of its own; remove it")
+            raise settings.FlagError(
+                "--enable-unified-cache-external-linker: --kv-path brings a linker of its own; remove it"
+            )
         args.enable_unified_cache_external_linker = True
         args.unified_cache_external_linker_backend = "dynamic"
         args.unified_cache_external_linker_config = json.loads(LINKER_CONFIG)

@@ -153,7 +153,9 @@ def _engine_targets() -> list[HookTarget]:
         HookTarget(f"{linker}.match", ("self", "key", "req", "result"), "BEFORE", hooks.note_device_hit),
         HookTarget(f"{scheduler}.run_batch", ("self", "batch", "pp_proxy_tensors"), "AROUND", hooks.stream_forward),
         HookTarget(f"{decode}.DecodePreallocQueue", decode_queue_parameters, "REPLACE", hooks.prealloc_queue_class()),
-        HookTarget(f"{decode}.DecodeTransferQueue.__init__", transfer_queue_parameters, "AFTER", hooks.receive_into_host),
+        HookTarget(
+            f"{decode}.DecodeTransferQueue.__init__", transfer_queue_parameters, "AFTER", hooks.receive_into_host
+        ),
         HookTarget(f"{scheduler}.process_batch_result", ("self", "batch", "result"), "BEFORE", hooks.persist_decoded),
         HookTarget(f"{scheduler}.on_idle", ("self",), "AFTER", hooks.wait_for_news),
         HookTarget(f"{scheduler}.init_disaggregation", ("self",), "AFTER", hooks.begin_reports),

@@ -24,7 +24,6 @@ class PagedLayers(Protocol):
         """Copy `rows` (uint8 `[n, token_bytes]`) to the slots of a layer."""
         ...
 
-
     def synchronize(self) -> None:
         """Return when the device has done all copies so far."""
         ...

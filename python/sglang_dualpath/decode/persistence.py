@@ -52,7 +52,9 @@ class BlockPersistence:
         geometry = self._resources.paged.geometry
         lease = self._resources.buffer.lease(1)
         if lease is None:
-            self._resources.counters.fallback("persist_no_buffer", "no free block in --kv-buffer-size for a decoded block")
+            self._resources.counters.fallback(
+                "persist_no_buffer", "no free block in --kv-buffer-size for a decoded block"
+            )
             return
         begin = index * geometry.block_tokens
         slots = self._req_to_token[req.kv.req_pool_idx, begin : begin + geometry.block_tokens].to(torch.int64)

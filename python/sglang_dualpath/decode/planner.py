@@ -96,14 +96,18 @@ class ReadPlanner:
                 )
             )
         self._resources.counters.add("hit_blocks", hit_blocks)
-        self._resources.counters.add("planned_decode_reads" if decode_blocks else "planned_prefill_reads", hit_blocks > 0)
+        self._resources.counters.add(
+            "planned_decode_reads" if decode_blocks else "planned_prefill_reads", hit_blocks > 0
+        )
 
     def _look_up(self, room: DecodeRoom, keys: list[bytes]) -> int:
         """Leading blocks in the store, including those this engine is just writing."""
         if not keys:
             return 0
         if not self._resources.writer.wait_for(keys, WRITE_WAIT_S):
-            logger.warning("room %d: blocks of its prefix are still being written after %.0f s", room.room, WRITE_WAIT_S)
+            logger.warning(
+                "room %d: blocks of its prefix are still being written after %.0f s", room.room, WRITE_WAIT_S
+            )
         try:
             return self._resources.store.present_prefix(keys)
         except OSError as error:
@@ -114,7 +118,8 @@ class ReadPlanner:
         if self._resources.config.path == "prefill":
             if room.planned_side == "decode":
                 self._resources.counters.fallback(
-                    "plan_needs_dual", f"room {room.room}: the router plans a decode-side read; start with --kv-path dual"
+                    "plan_needs_dual",
+                    f"room {room.room}: the router plans a decode-side read; start with --kv-path dual",
                 )
             return "prefill"
         if room.planned_side is not None:

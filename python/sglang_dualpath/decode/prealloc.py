@@ -21,6 +21,9 @@ from sglang_dualpath.telemetry.plan import from_kv_hints
 class DualPathPreallocQueue(DecodePreallocQueue):
     """Takes the place of upstream's class when `--kv-path` is given."""
 
+    queue: list[DecodeRequest]
+    pending_reqs: list[DecodeRequest]
+
     def _init_kv_manager(self) -> Any:
         from sglang.srt.runtime_context import get_parallel
 

@@ -19,7 +19,7 @@ class DecodeReceiver(CommonKVReceiver):
     """Receives a prompt's KV into DRAM; upstream's seam is `KVTransferDestination.HOST`."""
 
     kv_mgr: DecodeKVManager
-    supports_host_destination = True  # type: ignore[assignment]  # upstream has a property of a constant here
+    supports_host_destination = True
     room: DecodeRoom | None = None
 
     def attach(self, room: DecodeRoom) -> None:

@@ -58,7 +58,7 @@ class ReadProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 Message = PeerHello | Destination | ReadProgress
 
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -87,5 +87,7 @@ def streamed_tokens(manager: PrefillKVManager, batch: Any, req_to_token: torch.T
         if stop <= start:
             continue
         room.streamed_to_token = stop
-        parts.append(StreamedTokens(room, start, req_to_token[req.kv.req_pool_idx, start:stop].to(torch.int64, copy=True)))
+        parts.append(
+            StreamedTokens(room, start, req_to_token[req.kv.req_pool_idx, start:stop].to(torch.int64, copy=True))
+        )
     return parts

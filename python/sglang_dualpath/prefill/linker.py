@@ -40,7 +40,9 @@ class LayerProgress(LayerWiseLoadCounter):
 class DualPathLinker(UnifiedCacheLinker):
     """Constructed by upstream's `create_unified_cache_linker` (backend `dynamic`) in each prefill rank."""
 
-    def __init__(self, server_args: Any, params: Any, *, components: Any, extra_config: Any, forward_stream: Any = None):
+    def __init__(
+        self, server_args: Any, params: Any, *, components: Any, extra_config: Any, forward_stream: Any = None
+    ):
         from sglang.srt.runtime_context import get_parallel
 
         pool = params.token_to_kv_pool_allocator.get_kvcache()

@@ -78,7 +78,9 @@ class PrefillKVManager(RendezvousManager):
                     return
                 room.failure = reason
             self._stop_reads(room)
-        targets = None if room is None or room.destination is None else [(room.destination.endpoint, room.destination.port)]
+        targets = (
+            None if room is None or room.destination is None else [(room.destination.endpoint, room.destination.port)]
+        )
         self.conclude_failure(
             bootstrap_room=room_id, failure_reason=reason, targets=(targets or []) if tell_decode else []
         )
@@ -265,4 +267,3 @@ class PrefillKVManager(RendezvousManager):
     def n_rooms(self) -> int:
         """Requests this engine still holds something for."""
         return len(self._rooms)
-

@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     engines = parser.add_argument_group("engines")
-    engines.add_argument("--pd-disaggregation", action="store_true", help="route to prefill and decode engines (needed)")
+    engines.add_argument(
+        "--pd-disaggregation", action="store_true", help="route to prefill and decode engines (needed)"
+    )
     engines.add_argument(
         "--prefill",
         nargs="+",
@@ -82,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a prefill engine and its --disaggregation-bootstrap-port (default 8998); repeat for more",
     )
     engines.add_argument("--decode", action="append", metavar="URL", help="a decode engine; repeat for more")
-    engines.add_argument("--control-host", default="0.0.0.0", help="address of the control socket (default %(default)s)")
+    engines.add_argument(
+        "--control-host", default="0.0.0.0", help="address of the control socket (default %(default)s)"
+    )
     engines.add_argument(
         "--control-port",
         type=int,
@@ -98,13 +102,18 @@ def _parser() -> argparse.ArgumentParser:
         help="dualpath: least loaded engines, shorter read queue; round_robin: in turn (default %(default)s)",
     )
     scheduling.add_argument(
-        "--queue-size", type=int, default=1000, help="requests that may wait for an engine; beyond: 503 (default %(default)s)"
+        "--queue-size",
+        type=int,
+        default=1000,
+        help="requests that may wait for an engine; beyond: 503 (default %(default)s)",
     )
     service = parser.add_argument_group("service")
     service.add_argument("--host", default="127.0.0.1", help="default %(default)s")
     service.add_argument("--port", type=int, default=30000, help="default %(default)s")
     service.add_argument("--request-timeout-secs", type=float, default=1800.0, help="default %(default)s; then 504")
-    service.add_argument("--max-payload-size", type=int, default=512 * 2**20, metavar="BYTES", help="default %(default)s")
+    service.add_argument(
+        "--max-payload-size", type=int, default=512 * 2**20, metavar="BYTES", help="default %(default)s"
+    )
     service.add_argument("--api-key", default=None, help="asked of clients as a bearer token, and given to the engines")
     service.add_argument(
         "--request-id-headers",
@@ -114,7 +123,10 @@ def _parser() -> argparse.ArgumentParser:
         help="the first of these that a client sends names its request (default: %(default)s)",
     )
     service.add_argument(
-        "--shutdown-grace-period-secs", type=float, default=30.0, help="for running requests at SIGTERM (default %(default)s)"
+        "--shutdown-grace-period-secs",
+        type=float,
+        default=30.0,
+        help="for running requests at SIGTERM (default %(default)s)",
     )
     service.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
@@ -122,7 +134,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prefill(parser: argparse.ArgumentParser, words: list[str]) -> tuple[str, int | None]:
     if len(words) > 2:
-        parser.error(f"--prefill takes a URL and a bootstrap port, not {' '.join(words)!r}; repeat --prefill for more engines")
+        parser.error(
+            f"--prefill takes a URL and a bootstrap port, not {' '.join(words)!r}; repeat --prefill for more engines"
+        )
     url = _url(parser, "--prefill", words[0])
     if len(words) == 1:
         return url, 8998

@@ -46,7 +46,11 @@ def prepare(body: dict[str, Any], assignment: Assignment, bootstrap_port: int | 
     """A copy of `body` with the rendezvous of the two engines, the read plan and an id; all else as the client sent it."""
     host = urlsplit(assignment.prefill_url).hostname or ""
     size = batch_size(body)
-    rendezvous: dict[str, Any] = {"bootstrap_host": host, "bootstrap_port": bootstrap_port, "bootstrap_room": new_room()}
+    rendezvous: dict[str, Any] = {
+        "bootstrap_host": host,
+        "bootstrap_port": bootstrap_port,
+        "bootstrap_room": new_room(),
+    }
     if size is not None:
         rendezvous = {
             "bootstrap_host": [host] * size,

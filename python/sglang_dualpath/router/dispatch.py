@@ -41,9 +41,7 @@ class Dispatcher:
         """Requests in the queue."""
         return len(self._waiting)
 
-    async def assign(
-        self, request: RequestFacts, without: frozenset[str] = frozenset()
-    ) -> tuple[Assignment, int]:
+    async def assign(self, request: RequestFacts, without: frozenset[str] = frozenset()) -> tuple[Assignment, int]:
         """An assignment and its fleet ticket, as soon as the policy gives one. `without`: engines to pass over.
 
         Raises NoEngines or QueueFull.

@@ -192,5 +192,7 @@ def _with_input_logprobs(answer: Answer, prefill: Answer) -> Answer:
     for mine, other in pairs:
         info = mine.get("meta_info", {})
         if "input_token_logprobs" in info:
-            info["input_token_logprobs"] = other["meta_info"].get("input_token_logprobs", []) + info["input_token_logprobs"]
+            info["input_token_logprobs"] = (
+                other["meta_info"].get("input_token_logprobs", []) + info["input_token_logprobs"]
+            )
     return Answer(answer.status, json.dumps(ours).encode(), answer.content_type)

@@ -70,7 +70,9 @@ class Engine:
 class Fleet:
     """All engines, by URL. Single-threaded: lives on the router's event loop."""
 
-    def __init__(self, on_change: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, on_change: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._engines: dict[str, Engine] = {}
         self._on_change = on_change
         self._clock = clock

@@ -12,7 +12,10 @@ class RouterMetrics:
             "dualpath_router_requests", "Requests by how they ended", ["outcome"], registry=self.registry
         )
         self.read_sides = Counter(
-            "dualpath_router_read_side", "Requests by the side planned to read their KV", ["side"], registry=self.registry
+            "dualpath_router_read_side",
+            "Requests by the side planned to read their KV",
+            ["side"],
+            registry=self.registry,
         )
         self.retries = Counter("dualpath_router_retries", "Requests sent to a second pair", registry=self.registry)
         self.malformed_reports = Counter(

@@ -17,7 +17,7 @@ from sglang_dualpath.router.body import BodyError, facts_of, prepare
 from sglang_dualpath.router.control import ControlSocket
 from sglang_dualpath.router.dispatch import Dispatcher, NoEngines, QueueFull
 from sglang_dualpath.router.exchange import Answer, EngineFailed, PairExchange, Unreachable, error_answer
-from sglang_dualpath.router.fleet import Fleet
+from sglang_dualpath.router.fleet import Fleet, Role
 from sglang_dualpath.router.metrics import RouterMetrics
 from sglang_dualpath.router.scheduling.engine import Assignment
 from sglang_dualpath.router.scheduling.policies import POLICIES
@@ -190,7 +190,9 @@ class RouterService:
             await response.write_eof()
             return response
         if response is None:
-            raise EngineFailed(error_answer(502, "the decode engine closed the stream without an answer", "engine_failed"))
+            raise EngineFailed(
+                error_answer(502, "the decode engine closed the stream without an answer", "engine_failed")
+            )
         await response.write_eof()
         self.metrics.requests.labels("ok").inc()
         return response
@@ -204,7 +206,8 @@ class RouterService:
     # ---- the rest
 
     async def _health(self, request: web.Request) -> web.Response:
-        missing = [role for role in ("prefill", "decode") if not self.fleet.loads(role)]
+        roles: tuple[Role, ...] = ("prefill", "decode")
+        missing = [role for role in roles if not self.fleet.loads(role)]
         if missing:
             return _respond(error_answer(503, f"no healthy {' and no healthy '.join(missing)} engine", "unhealthy"))
         return web.Response(text="OK")

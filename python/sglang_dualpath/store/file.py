@@ -43,7 +43,9 @@ class FileStore:
             probe.write_bytes(b"x")
             probe.unlink()
         except OSError as error:
-            raise StoreUnusable(f"--kv-store {root} cannot be written to: {error.strerror}; name another place") from None
+            raise StoreUnusable(
+                f"--kv-store {root} cannot be written to: {error.strerror}; name another place"
+            ) from None
         self._sweep_left_overs()
 
     def present_prefix(self, keys: Sequence[BlockKey]) -> int:

@@ -32,9 +32,7 @@ class NodeStorageNic:
     Raises StoreUnusable when a live process of the node gave another bandwidth, or the node has no row left.
     """
 
-    def __init__(
-        self, node_id: str, bandwidth_bytes_per_s: float | None, directory: Path = Path("/dev/shm")
-    ) -> None:
+    def __init__(self, node_id: str, bandwidth_bytes_per_s: float | None, directory: Path = Path("/dev/shm")) -> None:
         self.node_id = node_id
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         name = hashlib.blake2b(node_id.encode(), digest_size=12).hexdigest()

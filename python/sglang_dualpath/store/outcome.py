@@ -16,6 +16,8 @@ def count_read_outcomes(counters: FallbackCounters, outcomes: Iterable[ReadOutco
     """Count and log each corrupt or truncated block among a batch's outcomes."""
     for outcome in outcomes:
         if outcome is ReadOutcome.CORRUPT:
-            counters.fallback("block_corrupt", "a block's checksum does not match its content; removed, to be written anew")
+            counters.fallback(
+                "block_corrupt", "a block's checksum does not match its content; removed, to be written anew"
+            )
         elif outcome is ReadOutcome.TRUNCATED:
             counters.fallback("block_truncated", "a block is shorter than its header says; removed, to be written anew")

@@ -19,7 +19,9 @@ def open_store(url: str, namespace: BlockNamespace) -> BlockStore:
     if parts.scheme == "memory":
         name = parts.netloc or "default"
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-            raise StoreUnusable(f"--kv-store {url!r}: a memory store's name is 1 to 64 of letters, digits, '.', '_', '-'")
+            raise StoreUnusable(
+                f"--kv-store {url!r}: a memory store's name is 1 to 64 of letters, digits, '.', '_', '-'"
+            )
         return MemoryStore(name, namespace)
     raise StoreUnusable(f"--kv-store {url!r} is neither file:///DIR nor memory://NAME")
 

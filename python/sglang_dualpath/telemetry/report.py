@@ -41,8 +41,8 @@ class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     sequence: int
 
 
-_report_decoder = msgspec.msgpack.Decoder(EngineReport)
-_ack_decoder = msgspec.msgpack.Decoder(ReportAck)
+_report_decoder: msgspec.msgpack.Decoder[EngineReport] = msgspec.msgpack.Decoder(EngineReport)
+_ack_decoder: msgspec.msgpack.Decoder[ReportAck] = msgspec.msgpack.Decoder(ReportAck)
 
 
 def encode(message: EngineReport | ReportAck) -> bytes:

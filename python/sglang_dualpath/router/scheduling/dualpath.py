@@ -39,7 +39,9 @@ class DualPath:
 def choose_prefill(engines: Sequence[EngineLoad]) -> EngineLoad | None:
     """The prefill engine of Algorithm 1; None when all are overloaded."""
     eligible = [engine for engine in engines if engine.beta_tokens is None or engine.tok <= engine.beta_tokens]
-    short = [engine for engine in eligible if engine.alpha_tokens is None or engine.read_q_tokens <= engine.alpha_tokens]
+    short = [
+        engine for engine in eligible if engine.alpha_tokens is None or engine.read_q_tokens <= engine.alpha_tokens
+    ]
     candidates = short or eligible
     return min(candidates, key=lambda engine: (engine.tok, engine.seq, engine.url), default=None)
 

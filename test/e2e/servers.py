@@ -1,0 +1,214 @@
+"""Real servers for end-to-end tests: started in process groups of their own, watched, always stopped."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+
+START_TIMEOUT_S = 420
+"""Generous: two slow cores import a lot at once."""
+
+
+def free_port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ServerProcess:
+    """One server and its children."""
+
+    def __init__(self, name: str, command: list[str], url: str, log: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.url = url
+        self.log = log
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                command,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(env or {})},
+            )
+
+    def wait_healthy(self, path: str = "/health") -> None:
+        """Return once it answers. Raises RuntimeError with the log's end when it dies or does not start in time."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended with {self.process.returncode}:\n{self.log_end()}")
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(self.url + path, timeout=2).status_code == 200:
+                    return
+            time.sleep(0.3)
+        raise RuntimeError(f"{self.name} did not start in {START_TIMEOUT_S} s:\n{self.log_end()}")
+
+    def log_text(self) -> str:
+        """All it has printed."""
+        return self.log.read_text(errors="replace")
+
+    def log_end(self) -> str:
+        """The last lines it has printed."""
+        return "\n".join(self.log_text().splitlines()[-40:])
+
+    def kill(self) -> None:
+        """End it and its children at once, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=30)
+
+    def stop(self) -> None:
+        """End it as a user would; what is left after a while is killed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=20)
+        self.kill()
+
+
+def engine_command(model: Path, port: int, *flags: str) -> list[str]:
+    """The command a user types for an engine."""
+    return [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *flags]
+
+
+@dataclass
+class Stack:
+    """Prefill engine, decode engines and router over one store."""
+
+    prefill: ServerProcess
+    decodes: list[ServerProcess]
+    router: ServerProcess
+    store: Path
+    extra: list[ServerProcess] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Where clients go."""
+        return self.router.url
+
+    @property
+    def engines(self) -> list[ServerProcess]:
+        """The engines that still run."""
+        return [engine for engine in (self.prefill, *self.decodes) if engine.process.poll() is None]
+
+    def states(self) -> list[dict[str, Any]]:
+        """Each running engine's DualPath state."""
+        return [state_of(engine) for engine in self.engines]
+
+    def flush(self) -> None:
+        """Empty every device cache; the store stays."""
+        for engine in self.engines:
+            answer = requests.post(engine.url + "/flush_cache", params={"timeout": 30}, timeout=60)
+            assert answer.status_code == 200, answer.text
+
+    def wait_quiet(self, timeout_s: float = 60) -> None:
+        """Return once no engine holds anything for any request; raises AssertionError with what is left otherwise."""
+        deadline = time.monotonic() + timeout_s
+        left: list[dict[str, Any]] = []
+        while time.monotonic() < deadline:
+            left = [held for held in map(held_by, self.states()) if any(held.values())]
+            if not left:
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"still held after {timeout_s} s: {left}")
+
+    def stop(self) -> None:
+        """Stop everything."""
+        for server in (self.router, self.prefill, *self.decodes, *self.extra):
+            server.stop()
+
+
+def state_of(engine: ServerProcess) -> dict[str, Any]:
+    """An engine's `internal_states[0].dualpath`."""
+    return requests.get(engine.url + "/server_info", timeout=30).json()["internal_states"][0]["dualpath"]
+
+
+def held_by(state: dict[str, Any]) -> dict[str, int]:
+    """What an engine holds for requests: all 0 when it is quiet."""
+    return {
+        "leases": state["buffer"]["leases"],
+        "blocks": state["buffer"]["used_blocks"],
+        "rooms": state["rooms"],
+        "read_queue_tokens": state["read_queue_tokens"],
+        "node_read_queue_tokens": state["node_read_queue_tokens"],
+        "pending_writes": state["pending_writes"],
+    }
+
+
+def start_stack(
+    model: Path,
+    directory: Path,
+    *,
+    n_decode: int = 1,
+    prefill_flags: tuple[str, ...] = (),
+    decode_flags: tuple[str, ...] = (),
+    store_url: str | None = None,
+    reference: bool = False,
+) -> Stack:
+    """Start everything at once and wait; with `reference`, also a single upstream server, in `extra`."""
+    store = directory / "store"
+    control = free_port()
+    common = (
+        "--kv-path", "dual",
+        "--kv-store", store_url or f"file://{store}",
+        "--kv-buffer-size", "64M",
+        "--router-control", f"tcp://127.0.0.1:{control}",
+    )  # fmt: skip
+    bootstrap = free_port()
+    prefill = _engine(
+        "prefill", model, directory, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(bootstrap),
+        "--kv-node-id", f"{directory.name}-prefill", *common, *prefill_flags,
+    )  # fmt: skip
+    decodes = [
+        _engine(
+            f"decode{i}", model, directory, "--disaggregation-mode", "decode",
+            "--kv-node-id", f"{directory.name}-decode{i}", *common, *decode_flags,
+        )
+        for i in range(n_decode)
+    ]  # fmt: skip
+    extra = [_engine("reference", model, directory)] if reference else []
+    port = free_port()
+    command = [
+        sys.executable, "-m", "sglang_dualpath.launch_router", "--pd-disaggregation",
+        "--prefill", prefill.url, str(bootstrap),
+        *(word for decode in decodes for word in ("--decode", decode.url)),
+        "--port", str(port), "--control-host", "127.0.0.1", "--control-port", str(control),
+        "--request-timeout-secs", "120", "--health-check-interval-secs", "1",
+    ]  # fmt: skip
+    router = ServerProcess("router", command, f"http://127.0.0.1:{port}", directory / "router.log")
+    stack = Stack(prefill, decodes, router, store, extra)
+    try:
+        for server in (prefill, *decodes, *extra, router):
+            server.wait_healthy()
+        _wait_reported(stack)
+    except BaseException:
+        stack.stop()
+        raise
+    return stack
+
+
+def _engine(name: str, model: Path, directory: Path, *flags: str) -> ServerProcess:
+    port = free_port()
+    return ServerProcess(
+        name, engine_command(model, port, *flags), f"http://127.0.0.1:{port}", directory / f"{name}.log"
+    )
+
+
+def _wait_reported(stack: Stack) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        workers = requests.get(stack.url + "/workers", timeout=5).json()["workers"]
+        if all(worker["reports"] for worker in workers):
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"engines do not report to the router: {json.dumps(workers)}")
