@@ -1,19 +1,16 @@
-"""The platform class: how upstream runs on a plain x86-64 (or ARM) CPU, with defaults that need no dozen flags."""
+"""The platform class: how upstream runs on a plain x86-64 (or ARM) CPU."""
 
-import os
 from typing import Any
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-PAGE_TOKENS = 64
-MAX_TOTAL_TOKENS = 65_536
-"""Tokens the KV pool holds at most unless told otherwise; memory is touched only as they are used."""
+from sglang_dualpath.platform import defaults
+from sglang_dualpath.platform.attention import registration
 
-MEM_FRACTION = 0.2
-MAX_RUNNING_REQUESTS = 32
-CHUNKED_PREFILL_TOKENS = 2_048
+# When this module is imported the command line has not been built yet: the last moment to add to its choices.
+registration.offer()
 
 
 class PlainCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -25,8 +22,8 @@ class PlainCpuPlatform(CpuDeviceMixin, SRTPlatform):
     capabilities = PlatformCapabilities()
 
     def get_default_attention_backend(self) -> str:
-        """Torch's own attention."""
-        return "torch_native"
+        """What attention is computed with unless the user says otherwise."""
+        return registration.DEFAULT_BACKEND
 
     def get_device(self, device_id: int = 0) -> str:
         """The one device, as upstream's argument resolution wants it of out-of-tree platforms: a name."""
@@ -37,26 +34,9 @@ class PlainCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return False
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Fill in what the user left open; a flag that was given stands."""
-        defaults: dict[str, Any] = {
-            "device": "cpu",
-            "sampling_backend": "pytorch",
-            "page_size": PAGE_TOKENS,
-            "max_total_tokens": MAX_TOTAL_TOKENS,
-            "mem_fraction_static": MEM_FRACTION,
-            "max_running_requests": MAX_RUNNING_REQUESTS,
-            "chunked_prefill_size": CHUNKED_PREFILL_TOKENS,
-            "attention_backend": self.get_default_attention_backend(),
-        }
-        for name, value in defaults.items():
-            if getattr(server_args, name) is None:
-                setattr(server_args, name, value)
-        # Switches whose 'off' cannot be told from 'not given', and which do not work, or only burn a core, on a CPU.
-        server_args.disable_overlap_schedule = True
-        server_args.sleep_on_idle = True
-        server_args.disable_cuda_graph = True
-        if server_args.disaggregation_mode == "decode" and server_args.disaggregation_decode_retraction_backup is None:
-            server_args.disaggregation_decode_retraction_backup = "cpu_tensor"
-        if server_args.disaggregation_mode != "null":
-            # What upstream's `mooncake_tcp` stands for; by now its name has been resolved already.
-            os.environ.setdefault("MC_FORCE_TCP", "1")
+        """Fill in what the user left open; upstream records each assignment as a declared default."""
+        defaults.fill_in(server_args)
+
+    def init_backend(self) -> None:
+        """In each worker, before its model runner is built."""
+        registration.register()

@@ -18,13 +18,22 @@ def activate() -> str | None:
     if wish not in ("auto", "cpu", "off"):
         raise SystemExit(f"{VARIABLE}={wish!r} means nothing; use cpu, off or auto")
     # Upstream's own CPU engine is another platform, asked for explicitly.
-    if wish == "off" or (wish == "auto" and (_is_accelerator_usable() or os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")):
+    if wish == "off" or (
+        wish == "auto" and (_is_accelerator_usable() or os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
+    ):
         return None
     try:
         import sglang_dualpath.platform.cpu  # noqa: F401  # imported to fail here, with a message, if it must
     except Exception as error:
         raise SystemExit(f"sglang-dualpath: the CPU platform cannot be imported: {error}") from error
     return PLATFORM_CLASS
+
+
+def is_active() -> bool:
+    """Whether this process is served by this platform (and not by an accelerator's, or upstream's own CPU engine)."""
+    from sglang.srt.platforms import current_platform
+
+    return f"{type(current_platform).__module__}.{type(current_platform).__qualname__}" == PLATFORM_CLASS
 
 
 def _is_accelerator_usable() -> bool:
