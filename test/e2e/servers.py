@@ -77,7 +77,8 @@ class ServerProcess:
 
 
 def engine_command(model: Path, port: int, *flags: str) -> list[str]:
-    """The command a user types for an engine."""
+    """The command a user types for an engine; in float32, so that equal tokens mean equal KV and not luck with ties."""
+    flags = ("--dtype", "float32", *flags)
     return [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *flags]
 
 
@@ -110,6 +111,11 @@ class Stack:
         for engine in self.engines:
             answer = requests.post(engine.url + "/flush_cache", params={"timeout": 30}, timeout=60)
             assert answer.status_code == 200, answer.text
+
+    def flush_if_idle(self) -> None:
+        """Empty device caches of engines that are idle; a busy one refuses, and keeps its cache."""
+        for engine in self.engines:
+            requests.post(engine.url + "/flush_cache", timeout=60)
 
     def wait_quiet(self, timeout_s: float = 60) -> None:
         """Return once no engine holds anything for any request; raises AssertionError with what is left otherwise."""
