@@ -117,6 +117,7 @@ def _engine_targets() -> list[HookTarget]:
     decode = "sglang.srt.disaggregation.decode"
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     linker = "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper"
+    weights = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     state = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
     decode_queue_parameters = (
         "self",
@@ -159,6 +160,10 @@ def _engine_targets() -> list[HookTarget]:
         HookTarget(f"{scheduler}.process_batch_result", ("self", "batch", "result"), "BEFORE", hooks.persist_decoded),
         HookTarget(f"{scheduler}.on_idle", ("self",), "AFTER", hooks.wait_for_news),
         HookTarget(f"{scheduler}.init_disaggregation", ("self",), "AFTER", hooks.begin_reports),
+        *(
+            HookTarget(f"{weights}.update_weights_from_{source}", ("self", "recv_req"), "AFTER", hooks.revise_weights)
+            for source in ("disk", "distributed", "tensor", "ipc")
+        ),
         HookTarget(f"{state}.get_internal_state", ("self", "recv_req"), "AFTER", hooks.report_state),
     ]
 

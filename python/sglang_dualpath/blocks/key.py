@@ -60,6 +60,7 @@ class BlockKeyChain:
     """Keys of a growing token sequence: key i covers the namespace, `extra_key` and tokens [0, 64 * (i + 1))."""
 
     def __init__(self, namespace: BlockNamespace, extra_key: str | None = None) -> None:
+        self.namespace = namespace
         self._block_tokens = namespace.geometry.block_tokens
         state = hashlib.blake2b(digest_size=KEY_BYTES, person=b"dualpath-root")
         state.update(namespace.digest)

@@ -1,6 +1,5 @@
 """Persisting every full block of 64 tokens once: the prompt's at admission, the generated ones as they fill up."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +25,11 @@ class BlockPersistence:
         self._resources = resources
         self._req_to_token = req_to_token
 
-    def persist_prompt(self, keys: Sequence[BlockKey], lease: BlockLease, known_blocks: int) -> None:
+    def persist_prompt(self, chain: BlockKeyChain, lease: BlockLease, known_blocks: int) -> None:
         """Write the prompt's full blocks out of the buffer; the first `known_blocks` were just read from the store."""
+        if chain.namespace != self._resources.namespace:
+            return
+        keys = chain.keys
         for index in range(known_blocks, len(keys)):
             if not self._resources.writer.submit(keys[index], lease, index):
                 self._resources.counters.fallback("persist_dropped", "the store's write queue is full")
@@ -36,7 +38,7 @@ class BlockPersistence:
         """Write the blocks that a decode step has filled. Call before the step's token is appended: until then every
         token of the request has its KV in the pool."""
         blocks: DecodedBlocks | None = getattr(req, "dualpath_blocks", None)
-        if blocks is None:
+        if blocks is None or blocks.chain.namespace != self._resources.namespace:
             return
         block_tokens = self._resources.paged.geometry.block_tokens
         n_kv_tokens = len(req.origin_input_ids) + len(req.output_ids)

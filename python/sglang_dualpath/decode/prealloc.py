@@ -131,5 +131,5 @@ class DualPathPreallocQueue(DecodePreallocQueue):
             rows = lease.layer_rows(layer, 0, lease.n_blocks)[: room.prompt_tokens]
             self._resources.paged.scatter(layer, slots, rows)
         req.dualpath_blocks = DecodedBlocks(room.chain, len(room.chain.keys))
-        self.persistence.persist_prompt(room.chain.keys, lease, room.ready_blocks)
+        self.persistence.persist_prompt(room.chain, lease, room.ready_blocks)
         self._resources.counters.add("admitted_requests")

@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_dualpath.engine import resources as engine_resources
 from sglang_dualpath.engine.activation import active_config
+from sglang_dualpath.engine.weights import weights_in_memory
 from sglang_dualpath.telemetry.reporter import start_reporter
 from sglang_dualpath.telemetry.state import engine_state
 
@@ -107,6 +108,13 @@ def wait_for_news(result: None, scheduler: Any) -> None:
     wakeup = engine_resources.current().wakeup
     wakeup.wait(IDLE_WAIT_S)
     wakeup.clear()
+
+
+def revise_weights(result: Any, updater: Any, recv_req: Any) -> None:
+    """After any update of the weights: what was computed with the old ones must not be hit any more."""
+    if engine_resources.is_built():
+        model = updater.tp_worker.model_runner.model
+        engine_resources.current().revise_weights(weights_in_memory(model))
 
 
 def report_state(output: Any, controller: Any, request: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_dualpath.blocks.key import BlockKeyChain, BlockNamespace
@@ -49,6 +49,13 @@ class EngineResources:
     def key_chain(self, extra_key: str | None) -> BlockKeyChain:
         """A chain that keys a request's blocks; `extra_key` separates tenants (upstream `Req.extra_key`)."""
         return BlockKeyChain(self.namespace, extra_key)
+
+    def revise_weights(self, revision: str) -> None:
+        """The weights have changed: blocks of the old ones are no longer found, and requests that began with them
+        persist nothing more."""
+        self.namespace = replace(self.namespace, weights_revision=revision)
+        self.counters.add("weight_revisions")
+        logger.info("weights changed: namespace is now %s", self.namespace.hex[:12])
 
     def close(self) -> None:
         """Stop threads, leave the store and the node's queue."""
