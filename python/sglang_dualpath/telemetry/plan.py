@@ -38,7 +38,10 @@ def from_kv_hints(hints: Any) -> ReadPlan | None:
     if hints is None:
         return None
     envelope = msgspec.to_builtins(hints)
-    for action in envelope.get("actions", []):
+    actions = envelope.get("actions") if isinstance(envelope, dict) else None
+    for action in actions if isinstance(actions, list) else []:
+        if not isinstance(action, dict):
+            continue
         if action.get("action_type") == ACTION_TYPE and action.get("action_version") == PLAN_VERSION:
             try:
                 return msgspec.convert(action.get("payload"), ReadPlan)

@@ -1,11 +1,15 @@
 """An engine's load report to the router: msgpack over ZMQ, DEALER to ROUTER. A report is also a fetch (paper, scheduling)."""
 
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 REPORT_VERSION = 1
 MAX_REPORT_BYTES = 64 * 2**10
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -16,20 +20,20 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     role: Literal["prefill", "decode"]
     node_id: str
     url: str
-    dp_rank: int
+    dp_rank: Count
     kv_path: Literal["prefill", "dual"]
-    bootstrap_port: int | None
-    seq: int
+    bootstrap_port: Port | None
+    seq: Count
     """Unfinished requests."""
-    tok: int
+    tok: Count
     """Their tokens."""
-    read_q_tokens: int
+    read_q_tokens: Count
     """Tokens waiting in the node's storage read queue."""
-    free_kv_tokens: int
-    free_buffer_tokens: int
-    alpha_tokens: int
+    free_kv_tokens: Count
+    free_buffer_tokens: Count
+    alpha_tokens: Count
     """Tokens the node reads in 3 s: a queue up to this counts as short."""
-    beta_tokens: int
+    beta_tokens: Count
     """Tokens the engine computes in 5 s: more unfinished ones count as overload."""
     sent_at_s: float
 
@@ -56,10 +60,11 @@ def decode_report(data: bytes) -> EngineReport:
         raise ValueError(f"a report of {len(data)} bytes exceeds {MAX_REPORT_BYTES}")
     try:
         report = _report_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"malformed report: {error}") from None
     if report.version != REPORT_VERSION:
         raise ValueError(f"report version {report.version}, expected {REPORT_VERSION}")
+    _check_url(report.url)
     return report
 
 
@@ -67,5 +72,18 @@ def decode_ack(data: bytes) -> ReportAck:
     """The acknowledgement in `data`. Raises ValueError on anything malformed."""
     try:
         return _ack_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"malformed acknowledgement: {error}") from None
+
+
+def _check_url(url: str) -> None:
+    """Requests will be sent there. Raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # As name look-up encodes it; there the error would come in the midst of serving.
+        (parts.hostname or "").encode("idna")
+    except ValueError as error:
+        raise ValueError(f"malformed report: url {url!r}: {error}") from None
+    if not usable:
+        raise ValueError(f"malformed report: url {url!r} is not one such as http://10.0.0.1:30000")
