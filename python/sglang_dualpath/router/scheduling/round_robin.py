@@ -1,8 +1,12 @@
-"""Round robin: each side's engines in turn, and the read sides in turn where both engines have both paths.
+"""Round robin: each side's engines in turn, such that all pairs come up, and the read sides in turn on every pair.
 
+Taken alone, equal numbers of prefill and decode engines would form fixed pairs, each with a fixed read side: half of the
+storage NICs would idle. So the decode engines' turn shifts by one whenever the same pairs would come again, and the read
+side alternates from engine to engine as well as from round to round.
 Knobs: none. The paper's baseline for the balance of storage NICs (Max/Avg 1.53).
 """
 
+import math
 from collections.abc import Sequence
 
 from sglang_dualpath.router.scheduling.engine import Assignment, EngineLoad, RequestFacts
@@ -12,19 +16,16 @@ class RoundRobin:
     """See the module."""
 
     def __init__(self) -> None:
-        self._next_prefill = 0
-        self._next_decode = 0
-        self._next_side = 0
+        self._turn = 0
 
     def assign(
         self, request: RequestFacts, prefill: Sequence[EngineLoad], decode: Sequence[EngineLoad]
     ) -> Assignment | None:
         """See `Policy.assign`; never lets a request wait."""
-        prefill_engine = prefill[self._next_prefill % len(prefill)]
-        decode_engine = decode[self._next_decode % len(decode)]
-        self._next_prefill += 1
-        self._next_decode += 1
-        if not (prefill_engine.dual and decode_engine.dual):
-            return Assignment(prefill_engine.url, decode_engine.url, "prefill")
-        self._next_side += 1
-        return Assignment(prefill_engine.url, decode_engine.url, "decode" if self._next_side % 2 == 0 else "prefill")
+        turn, self._turn = self._turn, self._turn + 1
+        n_prefill, n_decode = len(prefill), len(decode)
+        i = turn % n_prefill
+        j = (turn + turn // math.lcm(n_prefill, n_decode)) % n_decode
+        both = prefill[i].dual and decode[j].dual
+        decode_reads = both and (i + j + turn // (n_prefill * n_decode)) % 2 == 1
+        return Assignment(prefill[i].url, decode[j].url, "decode" if decode_reads else "prefill")
