@@ -4,6 +4,8 @@ Decode to prefill: `PeerHello` once a pair, then per request `Destination` and `
 own status and abort messages serve (`CommonKVManager.send_kv_status_message`, `AbortNotification`, `AbortAck`).
 """
 
+from typing import Annotated
+
 import msgspec
 
 FRAME_TAG = b"DUALPATH"
@@ -14,6 +16,10 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 
 PROTOCOL_VERSION = 1
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
 
 class PeerHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """What a decode engine is: sent once to each prefill engine it pairs with."""
@@ -23,10 +29,11 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The transport session that owns the decode engine's buffer (`Transport.session`)."""
     namespace: str
     """Hex digest of its `BlockNamespace`; both must agree for blocks to be shared."""
-    tp_size: int
-    aux_addresses: list[int]
+    tp_size: Positive
+    aux_addresses: list[Count]
     """Base addresses of the metadata buffers, in upstream's order (`MetadataBuffers.get_buf_infos`)."""
-    aux_item_bytes: list[int]
+    aux_item_bytes: list[Count]
+    """One a metadata buffer: bytes of a row."""
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True, tag="destination"):
@@ -36,14 +43,14 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True, tag="destination"):
     room: int
     session: str
     endpoint: str
-    port: int
-    aux_index: int
-    prompt_tokens: int
-    block_addresses: list[int]
+    port: Port
+    aux_index: Count
+    prompt_tokens: Positive
+    block_addresses: list[Count]
     """One address a 64-token block of the prompt, the last block maybe partly filled."""
-    hit_blocks: int
+    hit_blocks: Count
     """Leading blocks present in the store."""
-    decode_read_blocks: int
+    decode_read_blocks: Count
     """Of those, the leading ones that the decode engine reads; the prefill engine reads the rest."""
     last_hit_key: bytes
     """Key of block `hit_blocks - 1`, empty without a hit: proves that both sides mean the same blocks."""
@@ -53,7 +60,7 @@ class ReadProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """The decode side's read has ended with `ready_blocks` good leading blocks, of `decode_read_blocks` promised."""
 
     room: int
-    ready_blocks: int
+    ready_blocks: Count
 
 
 Message = PeerHello | Destination | ReadProgress
@@ -75,12 +82,14 @@ def decode(frames: list[bytes]) -> Message:
         raise ValueError(f"message of {len(frames[1])} bytes exceeds {MAX_MESSAGE_BYTES}")
     try:
         message = _decoder.decode(frames[1])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"malformed DualPath message: {error}") from None
     if isinstance(message, PeerHello | Destination) and message.version != PROTOCOL_VERSION:
         raise ValueError(f"DualPath protocol version {message.version}, expected {PROTOCOL_VERSION}")
     if isinstance(message, Destination):
         _check_destination(message)
+    elif isinstance(message, PeerHello) and len(message.aux_addresses) != len(message.aux_item_bytes):
+        raise ValueError("a hello's aux_addresses and aux_item_bytes must be of one length")
     return message
 
 
