@@ -13,6 +13,19 @@ from sglang_dualpath.blocks.geometry import BLOCK_TOKENS
 SUPPORTED_KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8_e4m3", "fp8_e5m2")
 """Upstream `--kv-cache-dtype` values whose pools hold one plain row a token, which is what a Full Block stores."""
 
+MEMORY_STORE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a `memory://NAME` store may be called; it is part of a path."""
+
+_NEEDS_PATH = (
+    "kv_store",
+    "kv_buffer_size",
+    "kv_transport",
+    "kv_transport_protocol",
+    "router_control",
+    "kv_store_read_bandwidth",
+    "kv_node_id",
+)
+
 _SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -80,14 +93,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-transport",
         choices=("mooncake",),
-        default="mooncake",
-        help="What moves Layer Blocks between engines: the Mooncake TransferEngine.",
+        default=None,
+        help="What moves Layer Blocks between engines (default: mooncake, the Mooncake TransferEngine).",
     )
     group.add_argument(
         "--kv-transport-protocol",
         choices=("auto", "tcp", "rdma"),
-        default="auto",
-        help="The transport's wire: 'auto' takes tcp on a machine without an accelerator and rdma elsewhere.",
+        default=None,
+        help="The transport's wire (default: auto, which takes tcp on a machine without an accelerator, rdma elsewhere).",
     )
     group.add_argument(
         "--router-control",
@@ -114,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def from_arguments(arguments: argparse.Namespace) -> DualPathConfig | None:
     """The typed record of the parsed flags; None without `--kv-path`. Raises FlagError."""
     if getattr(arguments, "kv_path", None) is None:
-        for flag in ("kv_store", "kv_buffer_size", "router_control", "kv_store_read_bandwidth", "kv_node_id"):
+        for flag in _NEEDS_PATH:
             if getattr(arguments, flag, None) is not None:
                 name = "--" + flag.replace("_", "-")
                 raise FlagError(f"{name} has no effect without --kv-path; add --kv-path dual or remove {name}")
@@ -126,12 +139,14 @@ def from_arguments(arguments: argparse.Namespace) -> DualPathConfig | None:
         _check_endpoint(arguments.router_control)
     if arguments.kv_store_read_bandwidth is not None and arguments.kv_store_read_bandwidth <= 0:
         raise FlagError("--kv-store-read-bandwidth must be more than 0 bytes a second")
+    if arguments.kv_buffer_size is not None and arguments.kv_buffer_size <= 0:
+        raise FlagError("--kv-buffer-size must be more than 0 bytes; leave it out for the default")
     return DualPathConfig(
         path=arguments.kv_path,
         store_url=arguments.kv_store,
         buffer_bytes=arguments.kv_buffer_size or _default_buffer_bytes(),
-        transport=arguments.kv_transport,
-        transport_protocol=arguments.kv_transport_protocol,
+        transport=arguments.kv_transport or "mooncake",
+        transport_protocol=arguments.kv_transport_protocol or "auto",
         router_control=arguments.router_control,
         store_read_bandwidth_bytes_per_s=arguments.kv_store_read_bandwidth,
         node_id=arguments.kv_node_id or socket.gethostname(),
@@ -142,13 +157,18 @@ def _check_store_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc == "" and parts.path.startswith("/") and parts.path != "/":
         return
-    if parts.scheme == "memory":
+    if url.startswith("memory://") and not parts.path:
+        if parts.netloc and not MEMORY_STORE_NAME.fullmatch(parts.netloc):
+            raise FlagError(
+                f"--kv-store {url!r}: a memory store's name is 1 to 64 of ASCII letters, digits, '.', '_', '-'"
+            )
         return
     raise FlagError(f"--kv-store {url!r} is neither file:///DIR (three slashes, an absolute path) nor memory://NAME")
 
 
 def _check_endpoint(endpoint: str) -> None:
-    if not re.fullmatch(r"tcp://(\[[^\]]+\]|[^:\[\]]+):\d{1,5}|ipc://.+", endpoint):
+    match = re.fullmatch(r"tcp://(?:\[[^\]]+\]|[^:\[\]]+):(\d{1,5})|ipc://.+", endpoint)
+    if match is None or (match.group(1) is not None and not 1 <= int(match.group(1)) <= 65535):
         raise FlagError(f"--router-control {endpoint!r} is not a ZMQ endpoint such as tcp://10.0.0.1:30100")
 
 

@@ -1,11 +1,11 @@
 """From `--kv-store URL` to a store."""
 
-import re
 import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from sglang_dualpath.blocks.key import BlockNamespace
+from sglang_dualpath.config import MEMORY_STORE_NAME
 from sglang_dualpath.store.block_store import BlockStore
 from sglang_dualpath.store.file import FileStore, StoreUnusable
 from sglang_dualpath.store.memory import MemoryStore
@@ -18,9 +18,9 @@ def open_store(url: str, namespace: BlockNamespace) -> BlockStore:
         return FileStore(Path(unquote(parts.path)), namespace)
     if parts.scheme == "memory":
         name = parts.netloc or "default"
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        if parts.path or not MEMORY_STORE_NAME.fullmatch(name):
             raise StoreUnusable(
-                f"--kv-store {url!r}: a memory store's name is 1 to 64 of letters, digits, '.', '_', '-'"
+                f"--kv-store {url!r}: a memory store's name is 1 to 64 of ASCII letters, digits, '.', '_', '-'"
             )
         return MemoryStore(name, namespace)
     raise StoreUnusable(f"--kv-store {url!r} is neither file:///DIR nor memory://NAME")
