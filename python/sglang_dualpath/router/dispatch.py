@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_dualpath.router.fleet import Fleet
 from sglang_dualpath.router.scheduling.engine import Assignment, Policy, RequestFacts
@@ -89,4 +89,6 @@ class Dispatcher:
         assignment = self._policy.assign(request, prefill, decode)
         if assignment is None:
             return None
+        if request.read_side is not None:
+            assignment = replace(assignment, read_side=request.read_side)
         return assignment, self._fleet.begin(assignment, request.prompt_tokens)

@@ -1,7 +1,6 @@
 """One request on its pair of engines: both get it at once, the decode engine's answer is the client's."""
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +14,8 @@ from sglang_dualpath.router.scheduling.engine import Assignment
 from sglang_dualpath.telemetry.plan import PLAN_HEADER
 
 logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 2.0
 
 _ERROR_EVENT = b'data: {"error"'
 
@@ -58,7 +59,7 @@ class PairExchange:
         self._session = session
         self._assignment = assignment
         self._path = path
-        self._rid = prepared.rid
+        self._rids = prepared.rids
         self._data = json.dumps(prepared.body).encode()
         self._headers = {
             **headers,
@@ -91,15 +92,14 @@ class PairExchange:
             prefill = await self._prefill
             if merge_logprobs:
                 answer = _with_input_logprobs(answer, prefill)
-        self._finished = True
+            self._finished = True
         return answer
 
     async def stream(self) -> AsyncIterator[bytes]:
         """The decode engine's chunks as they come. Raises EngineFailed or Unreachable, also in mid-stream."""
         response = await self._decode_headers()
         if response.status != 200:
-            body = await response.read()
-            self._finished = True
+            body = await self._unless_prefill_fails(response.read())
             raise EngineFailed(Answer(response.status, body, response.headers.get("content-type", "application/json")))
         ended = False
         while not ended:
@@ -149,7 +149,7 @@ class PairExchange:
     async def _post(self, url: str) -> aiohttp.ClientResponse:
         try:
             return await self._session.post(url + self._path, data=self._data, headers=self._headers)
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unreachable(url) from error
         except aiohttp.ClientError as error:
             role = "prefill" if url == self._assignment.prefill_url else "decode"
@@ -157,11 +157,20 @@ class PairExchange:
 
     async def _abort_both(self) -> None:
         """Tell both engines to stop; closing the connections alone leaves a streamless request running for a while."""
-        for url in (self._assignment.prefill_url, self._assignment.decode_url):
-            with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
-                timeout = aiohttp.ClientTimeout(total=2)
-                async with self._session.post(f"{url}/abort_request", json={"rid": self._rid}, timeout=timeout):
-                    pass
+        urls = (self._assignment.prefill_url, self._assignment.decode_url)
+        await asyncio.gather(*(self._abort(url, rid) for url in urls for rid in self._rids))
+
+    async def _abort(self, url: str, rid: str) -> None:
+        headers = {name: value for name, value in self._headers.items() if name == "authorization"}
+        timeout = aiohttp.ClientTimeout(total=ABORT_TIMEOUT_S)
+        try:
+            async with self._session.post(
+                f"{url}/abort_request", json={"rid": rid}, headers=headers, timeout=timeout
+            ) as response:
+                if response.status != 200:
+                    logger.warning("abort on %s of %s: status %d", url, rid, response.status)
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            logger.warning("abort on %s of %s: %s", url, rid, type(error).__name__)
 
 
 def error_answer(status: int, message: str, kind: str) -> Answer:

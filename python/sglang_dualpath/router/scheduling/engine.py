@@ -33,6 +33,8 @@ class RequestFacts:
 
     prompt_tokens: int
     """Exact for token ids, else estimated from the text's length."""
+    read_side: ReadSide | None = None
+    """Demanded by a plan that came with the request: holds instead of the policy's."""
 
 
 @dataclass(frozen=True, slots=True)
