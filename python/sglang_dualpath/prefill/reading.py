@@ -34,9 +34,12 @@ class PromptReader:
         self._waiting_lock = threading.Lock()
 
     def begin(self, room: PrefillRoom) -> None:
-        """Start once both the request and its destination are known; later calls do nothing."""
+        """Start once both the request and its destination are known; later calls do nothing.
+
+        A job spans this, as it does `remote_progress`: no read that ends meanwhile makes the room eligible too early.
+        """
         with room.lock:
-            if room.started or room.ended or room.request is None or room.destination is None:
+            if room.started or room.request is None or room.destination is None or not room.begin_job():
                 return
             room.started = True
             hit_blocks = self._agreed_hit_blocks(room)
@@ -48,6 +51,7 @@ class PromptReader:
         self._read(room, decode_blocks, hit_blocks)
         if early is not None:
             self.remote_progress(room, early)
+        self._end_job(room)
         self.advance(room)
 
     def _agreed_hit_blocks(self, room: PrefillRoom) -> int:
@@ -68,7 +72,7 @@ class PromptReader:
     def remote_progress(self, room: PrefillRoom, ready_blocks: int) -> None:
         """The decode engine has read `ready_blocks` good leading blocks; what it could not, this engine reads."""
         with room.lock:
-            if room.ended or room.destination is None or room.remote_ready_blocks is not None:
+            if room.destination is None or room.remote_ready_blocks is not None or not room.begin_job():
                 return
             promised = min(room.destination.decode_read_blocks, room.read_to_block)
             room.remote_ready_blocks = min(ready_blocks, promised)
@@ -79,6 +83,7 @@ class PromptReader:
                 f"room {room.room}: the decode engine read {ready_blocks} of {promised} blocks; reading the rest here",
             )
             self._read(room, ready_blocks, promised)
+        self._end_job(room)
         self.advance(room)
 
     def _read(self, room: PrefillRoom, first_block: int, stop_block: int) -> None:
@@ -108,13 +113,13 @@ class PromptReader:
         with room.lock:
             ended = room.ended or not room.holds_runs
             if not ended:
+                lease.retain()  # the read's hold; the room's own may be gone as soon as the lock is
                 room.runs.append(run)
         if ended:
             lease.release()
             self._end_job(room)
             return True
         assert room.request is not None
-        lease.retain()
         keys = room.request.keys[first_block : first_block + count]
         views = [lease.view(i) for i in range(count)]
         tokens = self._resources.paged.geometry.block_tokens

@@ -144,7 +144,7 @@ def test_another_protocol_version_is_refused_by_its_number(message: Message) -> 
 def test_a_destination_whose_block_counts_contradict_each_other_is_refused(
     hit: int, decode_read: int, key: bytes
 ) -> None:
-    with pytest.raises(ValueError, match="hit_blocks|decode_read"):
+    with pytest.raises(ValueError, match=r"hit_blocks|decode_read"):
         decode(changed(A_DESTINATION, hit_blocks=hit, decode_read_blocks=decode_read, last_hit_key=key))
 
 
