@@ -5,6 +5,7 @@ import error of ours, ends the process at once: upstream itself only logs a plug
 """
 
 import inspect
+import multiprocessing
 import pkgutil
 import sys
 import traceback
@@ -106,7 +107,65 @@ def _flag_targets() -> list[HookTarget]:
 
 
 def _platform_targets() -> list[HookTarget]:
-    return []
+    """What upstream's worker processes run on a CPU: nothing where another platform serves, nothing in the launcher."""
+    from sglang_dualpath.platform import entry
+
+    if multiprocessing.parent_process() is None or not entry.is_active():
+        return []
+    from sglang_dualpath.platform import allocation, transfer
+    from sglang_dualpath.platform.hicache import host_pools
+
+    pools = "sglang.srt.mem_cache.pool_host"
+    load_parameters = (
+        "self",
+        "device_pool",
+        "host_indices",
+        "device_indices",
+        "layer_id",
+        "io_backend",
+        "is_draft",
+    )
+    back_up_parameters = ("self", "device_pool", "host_indices", "device_indices", "io_backend")
+    host_pool_parameters = (
+        "self",
+        "dtype",
+        "device_capacity_tokens",
+        "size_per_token",
+        "start_layer",
+        "end_layer",
+        "host_to_device_ratio",
+        "host_size",
+        "page_size",
+        "layout",
+        "pin_memory",
+        "device",
+        "allocator_type",
+        "dcp_size",
+        "dcp_rank",
+        "pool_label",
+        "is_dummy",
+        "host_token_capacity",
+    )
+    mha, mla = f"{pools}.mha.MHATokenToKVPoolHost", f"{pools}.mla.MLATokenToKVPoolHost"
+    return [
+        HookTarget(
+            "sglang.srt.mem_cache.allocation.get_last_loc",
+            ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
+            "REPLACE",
+            allocation.last_slots,
+        ),
+        HookTarget(
+            "sglang.srt.disaggregation.utils.get_kv_class",
+            ("transfer_backend", "class_type"),
+            "AFTER",
+            transfer.transfer_class,
+        ),
+        HookTarget(f"{pools}.base.HostKVCache.__init__", host_pool_parameters, "BEFORE", host_pools.without_pinning),
+        HookTarget(f"{mha}.load_to_device_per_layer", load_parameters, "AROUND", host_pools.load_mha_layer),
+        HookTarget(f"{mha}.backup_from_device_all_layer", back_up_parameters, "AROUND", host_pools.back_up_mha),
+        HookTarget(f"{mla}.load_to_device_per_layer", load_parameters, "AROUND", host_pools.load_mla_layer),
+        HookTarget(f"{mla}.backup_from_device_all_layer", back_up_parameters, "AROUND", host_pools.back_up_mla),
+    ]
 
 
 def _engine_targets() -> list[HookTarget]:

@@ -5,7 +5,7 @@ from typing import Any
 BACKEND = "dualpath_cpu"
 """The value of `--attention-backend`."""
 
-DEFAULT_BACKEND = "torch_native"
+DEFAULT_BACKEND = BACKEND
 """What a server takes unless told otherwise."""
 
 
