@@ -5,6 +5,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -19,7 +20,7 @@ from sglang_dualpath.router.dispatch import Dispatcher, NoEngines, QueueFull
 from sglang_dualpath.router.exchange import Answer, EngineFailed, PairExchange, Unreachable, error_answer
 from sglang_dualpath.router.fleet import Fleet, Role
 from sglang_dualpath.router.metrics import RouterMetrics
-from sglang_dualpath.router.scheduling.engine import Assignment
+from sglang_dualpath.router.scheduling.engine import Assignment, RequestFacts
 from sglang_dualpath.router.scheduling.policies import POLICIES
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,17 @@ GENERATING_PATHS = ("/generate", "/v1/chat/completions", "/v1/completions")
 PASSED_HEADERS = ("authorization", "x-request-id", "x-correlation-id", "traceparent", "tracestate")
 ATTEMPTS = 2
 RETRY_AFTER_S = 1
+
+
+@dataclass(slots=True)
+class _Ongoing:
+    """A client's request under way; `stream` is its streamed response once the status line is out."""
+
+    request: web.Request
+    body: dict[str, Any]
+    facts: RequestFacts
+    request_id: str
+    stream: web.StreamResponse | None = None
 
 
 class RouterService:
@@ -93,7 +105,7 @@ class RouterService:
         public = ("/health", "/liveness", "/readiness", "/metrics")
         if key is not None and request.path not in public:
             given = request.headers.get("authorization", "")
-            if not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            if not secrets.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {key}".encode()):
                 return _respond(error_answer(401, "missing or wrong API key", "authentication_error"))
         return await handler(request)
 
@@ -104,38 +116,40 @@ class RouterService:
             body = json.loads(await request.read())
             if not isinstance(body, dict):
                 raise ValueError("the body is not a JSON object")
-        except ValueError as error:
+            facts = facts_of(body)
+        except (ValueError, RecursionError) as error:
             self.metrics.requests.labels("bad_request").inc()
             return _respond(error_answer(400, f"malformed request: {error}", "invalid_request_error"))
         request_id = next((request.headers[n] for n in self.config.request_id_headers if n in request.headers), None)
-        request_id = request_id or secrets.token_hex(16)
+        ongoing = _Ongoing(request, body, facts, request_id or secrets.token_hex(16))
         self.metrics.in_flight.inc()
         try:
             async with asyncio.timeout(self.config.request_timeout_s):
-                return await self._serve(request, body, request_id)
+                return await self._serve(ongoing)
         except TimeoutError:
             self.metrics.requests.labels("timeout").inc()
-            return _respond(error_answer(504, f"no answer within {self.config.request_timeout_s} s", "timeout"))
-        except asyncio.CancelledError:
+            answer = error_answer(504, f"no answer within {self.config.request_timeout_s} s", "timeout")
+            return _respond(answer) if ongoing.stream is None else await _end_with_error(ongoing.stream, answer)
+        except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.requests.labels("client_gone").inc()
             raise
         finally:
             self.metrics.in_flight.dec()
             self.metrics.waiting.set(self.dispatcher.n_waiting)
 
-    async def _serve(self, request: web.Request, body: dict[str, Any], request_id: str) -> web.StreamResponse:
+    async def _serve(self, ongoing: _Ongoing) -> web.StreamResponse:
         passed_over: frozenset[str] = frozenset()
         for attempt in range(ATTEMPTS):
             try:
-                assignment, ticket = await self.dispatcher.assign(facts_of(body), passed_over)
+                assignment, ticket = await self.dispatcher.assign(ongoing.facts, passed_over)
             except NoEngines as error:
                 return self._refuse("no_engine", f"{error}; see /workers")
             except QueueFull:
                 return self._refuse("queue_full", "too many requests are waiting; raise --queue-size or add engines")
             try:
-                return await self._serve_on(request, body, request_id, assignment, ticket)
+                return await self._serve_on(ongoing, assignment, ticket)
             except Unreachable as error:
-                logger.warning("request %s: %s", request_id, error)
+                logger.warning("request %s: %s", ongoing.request_id, error)
                 self.fleet.set_health(error.url, False)
                 passed_over |= {error.url}
                 if attempt + 1 < ATTEMPTS:
@@ -150,19 +164,18 @@ class RouterService:
                 self.fleet.end(assignment, ticket)
         return self._refuse("unreachable", "no engine could be reached")
 
-    async def _serve_on(
-        self, request: web.Request, body: dict[str, Any], request_id: str, assignment: Assignment, ticket: int
-    ) -> web.StreamResponse:
+    async def _serve_on(self, ongoing: _Ongoing, assignment: Assignment, ticket: int) -> web.StreamResponse:
         assert self._session is not None
+        request, body = ongoing.request, ongoing.body
         port = self.fleet.engine(assignment.prefill_url).bootstrap_port
-        prepared = prepare(body, assignment, port, request_id)
+        prepared = prepare(body, assignment, port, ongoing.request_id)
         self.metrics.read_sides.labels(assignment.read_side).inc()
         headers = {name: request.headers[name] for name in PASSED_HEADERS if name in request.headers}
         async with PairExchange(self._session, assignment, request.path, prepared, headers) as exchange:
             watcher = asyncio.create_task(self._free_prefill(exchange, assignment, ticket))
             try:
                 if body.get("stream"):
-                    return await self._stream(request, exchange)
+                    return await self._stream(ongoing, exchange)
                 answer = await exchange.answer(merge_logprobs=bool(body.get("return_logprob")))
             finally:
                 watcher.cancel()
@@ -173,29 +186,25 @@ class RouterService:
         await exchange.prefill_done.wait()
         self.fleet.end_prefill(assignment, ticket)
 
-    async def _stream(self, request: web.Request, exchange: PairExchange) -> web.StreamResponse:
-        response: web.StreamResponse | None = None
+    async def _stream(self, ongoing: _Ongoing, exchange: PairExchange) -> web.StreamResponse:
         try:
             async for chunk in exchange.stream():
-                if response is None:
-                    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-                    await response.prepare(request)
-                await response.write(chunk)
+                if ongoing.stream is None:
+                    ongoing.stream = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+                    await ongoing.stream.prepare(ongoing.request)
+                await ongoing.stream.write(chunk)
         except EngineFailed as error:
-            if response is None:
+            if ongoing.stream is None:
                 raise
-            # The status line is out already: the error goes as the stream's last event.
             self.metrics.requests.labels("engine_error").inc()
-            await response.write(b"data: " + error.answer.body + b"\n\n")
-            await response.write_eof()
-            return response
-        if response is None:
+            return await _end_with_error(ongoing.stream, error.answer)
+        if ongoing.stream is None:
             raise EngineFailed(
                 error_answer(502, "the decode engine closed the stream without an answer", "engine_failed")
             )
-        await response.write_eof()
+        await ongoing.stream.write_eof()
         self.metrics.requests.labels("ok").inc()
-        return response
+        return ongoing.stream
 
     def _refuse(self, outcome: str, message: str) -> web.Response:
         self.metrics.requests.labels(outcome).inc()
@@ -260,6 +269,13 @@ class RouterService:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self.metrics.registry), content_type="text/plain")
+
+
+async def _end_with_error(response: web.StreamResponse, answer: Answer) -> web.StreamResponse:
+    """The status line of a stream is out already: the error goes as its last event."""
+    await response.write(b"data: " + answer.body + b"\n\n")
+    await response.write_eof()
+    return response
 
 
 def _respond(answer: Answer) -> web.Response:

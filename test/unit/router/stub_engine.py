@@ -50,6 +50,7 @@ class StubEngine:
         self.aborts: list[tuple[str, CIMultiDict[str]]] = []
         self.n_disconnects = 0
         self.health_status = 200
+        self.n_probes = 0
         self.url = ""
         self.port = 0
         self._runner: web.AppRunner | None = None
@@ -117,6 +118,7 @@ class StubEngine:
         return web.Response()
 
     async def _health(self, request: web.Request) -> web.Response:
+        self.n_probes += 1
         return web.Response(status=self.health_status)
 
     async def _ok(self, request: web.Request) -> web.Response:

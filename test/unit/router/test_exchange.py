@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -55,6 +55,18 @@ def exchange_on(
     assignment = Assignment(prefill_url, decode_url, "decode")
     prepared = prepare({"text": "hello", **body}, assignment, 8998, "r1")
     return PairExchange(session, assignment, "/generate", prepared, headers or {})
+
+
+async def served(
+    exchange: PairExchange, stream: bool, on_chunk: Callable[[bytes], object] = lambda chunk: None
+) -> None:
+    """Take the whole answer, chunk by chunk if it is a stream."""
+    async with exchange:
+        if not stream:
+            await exchange.answer(merge_logprobs=False)
+            return
+        async for chunk in exchange.stream():
+            on_chunk(chunk)
 
 
 async def test_both_engines_get_the_same_body_and_the_plan_in_a_header(
@@ -176,11 +188,7 @@ async def test_an_engine_that_dies_is_named_in_the_error_and_the_other_is_freed(
     other.behaviour = hangs
     victim.behaviour = after_call_on(other, dies_at_once)
     with pytest.raises(EngineFailed) as failure:
-        async with exchange_on(session, prefill.url, decode.url, stream=stream) as exchange:
-            if stream:
-                await anext(exchange.stream())
-            else:
-                await exchange.answer(merge_logprobs=False)
+        await served(exchange_on(session, prefill.url, decode.url, stream=stream), stream)
     assert failure.value.answer.status == 502
     assert f"{dead} engine {victim.url}" in json.loads(failure.value.answer.body)["error"]["message"]
     assert not other.running
@@ -192,13 +200,15 @@ async def test_a_decode_engine_killed_in_mid_stream_is_an_error_after_its_chunks
     prefill, decode = pair
     go_on = asyncio.Event()
     decode.behaviour = streams([b"data: 1\n\n", b"data: 2\n\n"], go_on, then_die=True)
-    received = b""
+    received: list[bytes] = []
+
+    def note(chunk: bytes) -> None:
+        received.append(chunk)
+        go_on.set()
+
     with pytest.raises(EngineFailed) as failure:
-        async with exchange_on(session, prefill.url, decode.url, stream=True) as exchange:
-            async for chunk in exchange.stream():
-                received += chunk
-                go_on.set()
-    assert received.startswith(b"data: 1\n\n")
+        await served(exchange_on(session, prefill.url, decode.url, stream=True), True, note)
+    assert b"".join(received).startswith(b"data: 1\n\n")
     assert decode.url in json.loads(failure.value.answer.body)["error"]["message"]
 
 
@@ -210,9 +220,7 @@ async def test_a_prefill_engine_that_fails_ends_a_stream_that_has_begun(
     prefill.behaviour = after(go_on, dies_at_once)
     decode.behaviour = streams([b"data: 1\n\n", b"data: 2\n\n"], asyncio.Event())
     with pytest.raises(EngineFailed) as failure:
-        async with exchange_on(session, prefill.url, decode.url, stream=True) as exchange:
-            async for _ in exchange.stream():
-                go_on.set()
+        await served(exchange_on(session, prefill.url, decode.url, stream=True), True, lambda chunk: go_on.set())
     assert prefill.url in json.loads(failure.value.answer.body)["error"]["message"]
     assert not decode.running
 
