@@ -5,8 +5,10 @@ import errno
 import itertools
 import logging
 import os
+import socket
 import struct
 import threading
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +24,8 @@ _HEADER = struct.Struct("<4sIQ32s16s")
 
 _MAGIC = b"DPKV"
 _FORMAT_VERSION = 1
-_TEMPORARY = ".writing-"
+_TEMPORARY = f".writing-{zlib.crc32(socket.gethostname().encode()):08x}-"
+"""A writer's file before its rename. The host is in the name: a process id says nothing about another host's writers."""
 
 
 class StoreUnusable(ValueError):

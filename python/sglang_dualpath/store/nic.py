@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from sglang_dualpath.store.file import StoreUnusable
+from sglang_dualpath.store.lock import is_at
 
 _HEADER = struct.Struct("<8sdd")
 """Magic, bandwidth in bytes a second (0: not limited), wall clock time at which the wire is next free."""
@@ -37,13 +38,16 @@ class NodeStorageNic:
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         name = hashlib.blake2b(node_id.encode(), digest_size=12).hexdigest()
         self._path = directory / f"sglang-dualpath-nic-{name}"
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(self._file, _FILE_BYTES)
-        self._memory = mmap.mmap(self._file, _FILE_BYTES)
         self._thread_lock = threading.Lock()
         self._start_time = _start_time(os.getpid())
-        with self._locked():
-            self._row = self._join()
+        while True:
+            self._open()
+            with self._locked():
+                # The last process of the node may have removed the file since it was opened.
+                if is_at(self._file, self._path):
+                    self._row = self._join()
+                    return
+            self._let_go()
 
     def acquire(self, n_bytes: int) -> None:
         """Return when the emulated wire has let `n_bytes` through; at once without a bandwidth."""
@@ -84,6 +88,14 @@ class NodeStorageNic:
             self._write_row(self._row, (0, 0, 0, 0))
             if not self._live_rows():
                 self._path.unlink(missing_ok=True)
+        self._let_go()
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self._file, _FILE_BYTES)
+        self._memory = mmap.mmap(self._file, _FILE_BYTES)
+
+    def _let_go(self) -> None:
         self._memory.close()
         os.close(self._file)
 

@@ -81,10 +81,10 @@ class ReadQueue:
         if len(keys) != len(destinations) or not keys:
             raise ValueError(f"{len(keys)} keys for {len(destinations)} destinations")
         batch = BatchRead(keys, destinations, tokens_per_block, on_done)
-        self._count(len(keys) * tokens_per_block)
         with self._condition:
             if self._closing:
                 raise RuntimeError("the read queue is closed")
+            self._count(len(keys) * tokens_per_block)
             self._batches.append(batch)
             self._condition.notify(len(keys))
         return batch
@@ -105,6 +105,7 @@ class ReadQueue:
                 work = self._take()
                 while work is None:
                     if self._closing and not self._batches:
+                        self._condition.notify_all()
                         return
                     self._condition.wait()
                     work = self._take()
@@ -113,13 +114,13 @@ class ReadQueue:
                 self._end(batch)
                 continue
             outcome = self._read(batch, index)
+            self._count(-batch.tokens_per_block)
             with self._condition:
                 batch.outcomes[index] = outcome
                 batch.in_flight -= 1
                 if outcome is not ReadOutcome.OK:
                     batch.stopped = True
                 self._condition.notify()
-            self._count(-batch.tokens_per_block)
 
     def _take(self) -> tuple[BatchRead, int, bool] | None:
         """The next block to read, or a batch to end; None when there is nothing to do now. Called with the lock held."""
