@@ -22,7 +22,7 @@ _COMMON: dict[str, Any] = {
 _YARN: dict[str, Any] = {
     "beta_fast": 32,
     "beta_slow": 1,
-    "factor": 40,
+    "factor": 8,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 4096,
