@@ -64,7 +64,7 @@ class BlockKeyChain:
         self._block_tokens = namespace.geometry.block_tokens
         state = hashlib.blake2b(digest_size=KEY_BYTES, person=b"dualpath-root")
         state.update(namespace.digest)
-        _update_delimited(state, b"" if extra_key is None else b"\x01" + extra_key.encode())
+        _update_delimited(state, b"" if extra_key is None else b"\x01" + extra_key.encode(errors="surrogatepass"))
         self._last = state.digest()
         self._tail = np.empty(0, dtype=np.int64)
         self.keys: list[BlockKey] = []
