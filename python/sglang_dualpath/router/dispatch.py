@@ -46,21 +46,19 @@ class Dispatcher:
 
         Raises NoEngines or QueueFull.
         """
-        if not self._waiting:
-            made = self._try(request, without)
-            if made is not None:
-                return made
-        if len(self._waiting) >= self._queue_size:
-            raise QueueFull
         waiting = _Waiting(request, without, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
+        self.run()
+        if not waiting.future.done() and len(self._waiting) > self._queue_size:
+            self._waiting.remove(waiting)
+            raise QueueFull
         try:
             return await waiting.future
         except asyncio.CancelledError:
-            if waiting.future.done() and not waiting.future.cancelled():
-                self._fleet.end(*waiting.future.result())
-            elif waiting in self._waiting:
+            if waiting in self._waiting:
                 self._waiting.remove(waiting)
+            elif not waiting.future.cancelled() and waiting.future.exception() is None:
+                self._fleet.end(*waiting.future.result())
             raise
 
     def run(self) -> None:

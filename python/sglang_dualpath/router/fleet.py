@@ -29,6 +29,18 @@ class AssignedWork:
     assigned_at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class NotedReport:
+    """A report, and when it came."""
+
+    report: EngineReport
+    at_s: float
+
+    def fresh(self, now_s: float) -> bool:
+        """Whether it still counts."""
+        return now_s - self.at_s <= REPORT_FRESH_S
+
+
 @dataclass(slots=True)
 class Engine:
     """One engine (server) and its state."""
@@ -37,34 +49,43 @@ class Engine:
     role: Role
     bootstrap_port: int | None = None
     healthy: bool = True
-    report: EngineReport | None = None
-    reported_at_s: float = 0.0
+    reports: dict[int, NotedReport] = field(default_factory=dict)
+    """The last of each data-parallel rank."""
+    misreported: bool = False
+    """Whether it has been said that it reports in another role."""
     work: dict[int, AssignedWork] = field(default_factory=dict)
 
     def load(self, now_s: float) -> EngineLoad:
         """What a policy sees: the report and the router's own assignments, whichever knows more.
 
         seq and tok are the larger of both; the read queue is the reported one plus the reads assigned since (all of the
-        router's own where there is no fresh report).
+        router's own where there is no fresh report). The ranks of an engine are one: loads and beta add up, the read queue
+        is that of their node.
         """
         own_tokens = sum(work.tokens for work in self.work.values())
-        report = self.report if now_s - self.reported_at_s <= REPORT_FRESH_S else None
-        if report is None:
+        noted = [noted for noted in self.reports.values() if noted.fresh(now_s)]
+        if not noted:
             reads = sum(work.reads_tokens for work in self.work.values())
             return EngineLoad(self.url, self.role, len(self.work), own_tokens, reads, dual=False)
-        since = self.reported_at_s - REPORT_LAG_S
+        since = min(one.at_s for one in noted) - REPORT_LAG_S
         unreported = sum(work.reads_tokens for work in self.work.values() if work.assigned_at_s > since)
+        reports = [one.report for one in noted]
         return EngineLoad(
             url=self.url,
             role=self.role,
-            seq=max(report.seq, len(self.work)),
-            tok=max(report.tok, own_tokens),
-            read_q_tokens=report.read_q_tokens + unreported,
-            dual=report.kv_path == "dual",
-            alpha_tokens=report.alpha_tokens,
-            beta_tokens=report.beta_tokens,
-            free_buffer_tokens=report.free_buffer_tokens,
+            seq=max(sum(report.seq for report in reports), len(self.work)),
+            tok=max(sum(report.tok for report in reports), own_tokens),
+            read_q_tokens=max(report.read_q_tokens for report in reports) + unreported,
+            dual=all(report.kv_path == "dual" for report in reports),
+            alpha_tokens=min(report.alpha_tokens for report in reports),
+            beta_tokens=sum(report.beta_tokens for report in reports),
+            free_buffer_tokens=max(report.free_buffer_tokens for report in reports),
         )
+
+    def note(self, report: EngineReport, now_s: float) -> None:
+        """Keep a rank's report, and forget those of ranks that are silent."""
+        self.reports = {rank: noted for rank, noted in self.reports.items() if noted.fresh(now_s)}
+        self.reports[report.dp_rank] = NotedReport(report, now_s)
 
 
 class Fleet:
@@ -94,14 +115,19 @@ class Fleet:
         return [engine for engine in self._engines.values() if role is None or engine.role == role]
 
     def take_report(self, report: EngineReport) -> None:
-        """Note an engine's report; an engine not known yet joins with it."""
+        """Note an engine's report; an engine not known yet joins with it. One in another role than it was added in is logged
+        and dropped."""
         url = report.url.rstrip("/")
         if url not in self._engines:
             logger.info("%s engine %s joined by its report", report.role, url)
             self.add(url, report.role, report.bootstrap_port)
         engine = self._engines[url]
-        engine.report = report
-        engine.reported_at_s = self._clock()
+        if engine.role != report.role:
+            if not engine.misreported:
+                logger.error("%s reports as a %s engine but was added as a %s engine", url, report.role, engine.role)
+            engine.misreported = True
+            return
+        engine.note(report, self._clock())
         if engine.bootstrap_port is None:
             engine.bootstrap_port = report.bootstrap_port
         self._on_change()
@@ -112,7 +138,8 @@ class Fleet:
         if engine.healthy != healthy:
             logger.warning("%s engine %s is %s", engine.role, url, "healthy again" if healthy else "not healthy")
             engine.healthy = healthy
-            self._on_change()
+        # Also without a change: reports may have aged, and nothing else tells of that.
+        self._on_change()
 
     def loads(self, role: Role, without: frozenset[str] = frozenset()) -> list[EngineLoad]:
         """The healthy engines of a role, as a policy sees them."""

@@ -261,7 +261,7 @@ class RouterService:
                 "healthy": engine.healthy,
                 "bootstrap_port": engine.bootstrap_port,
                 "in_flight": len(engine.work),
-                "reports": engine.report is not None,
+                "reports": bool(engine.reports),
             }
             for engine in self.fleet.engines()
         ]

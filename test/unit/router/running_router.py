@@ -1,8 +1,10 @@
 """A router in the test's own event loop, served as `launch_router` serves it."""
 
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -10,7 +12,7 @@ from sglang_dualpath.router.arguments import parse
 from sglang_dualpath.router.service import RouterService
 from sglang_dualpath.telemetry.report import EngineReport
 
-from test.unit.router.stub_engine import StubEngine
+from test.unit.router.stub_engine import StubEngine, stub_engines, until
 
 BOOTSTRAP_PORT = 8998
 SELDOM_S = "3600"
@@ -89,3 +91,29 @@ def refused_url() -> Iterator[str]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+@contextlib.asynccontextmanager
+async def routed_pair(*flags: str) -> AsyncIterator[tuple[RunningRouter, StubEngine, StubEngine]]:
+    """A router started with these flags over a prefill and a decode engine."""
+    async with stub_engines(2) as (prefill, decode), running_router([prefill], [decode], *flags) as router:
+        yield router, prefill, decode
+
+
+async def posted(router: RunningRouter, path: str = "/generate", **body: Any) -> tuple[int, bytes]:
+    """Status and body of a request's answer."""
+    async with router.client.post(router.url + path, json=body) as response:
+        return response.status, await response.read()
+
+
+def message(body: bytes) -> str:
+    """The error message in an answer."""
+    return json.loads(body)["error"]["message"]
+
+
+async def probed(router: RunningRouter, engines: list[StubEngine]) -> None:
+    """Wait until the router's first probe is over, so that it finds nothing out by itself afterwards."""
+    await until(lambda: all(engine.n_probes > 0 for engine in engines))
+    await until(lambda: all(router.service.fleet.engine(engine.url).healthy for engine in engines))
+    async with router.client.get(router.url + "/health") as response:
+        assert response.status == 200

@@ -57,16 +57,15 @@ def exchange_on(
     return PairExchange(session, assignment, "/generate", prepared, headers or {})
 
 
-async def served(
-    exchange: PairExchange, stream: bool, on_chunk: Callable[[bytes], object] = lambda chunk: None
-) -> None:
+async def served(exchange: PairExchange, stream: bool, on_chunk: Callable[[bytes], object] | None = None) -> None:
     """Take the whole answer, chunk by chunk if it is a stream."""
     async with exchange:
         if not stream:
             await exchange.answer(merge_logprobs=False)
             return
         async for chunk in exchange.stream():
-            on_chunk(chunk)
+            if on_chunk is not None:
+                on_chunk(chunk)
 
 
 async def test_both_engines_get_the_same_body_and_the_plan_in_a_header(
@@ -220,7 +219,7 @@ async def test_a_prefill_engine_that_fails_ends_a_stream_that_has_begun(
     prefill.behaviour = after(go_on, dies_at_once)
     decode.behaviour = streams([b"data: 1\n\n", b"data: 2\n\n"], asyncio.Event())
     with pytest.raises(EngineFailed) as failure:
-        await served(exchange_on(session, prefill.url, decode.url, stream=True), True, lambda chunk: go_on.set())
+        await served(exchange_on(session, prefill.url, decode.url, stream=True), True, lambda _: go_on.set())
     assert prefill.url in json.loads(failure.value.answer.body)["error"]["message"]
     assert not decode.running
 
