@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import struct
+import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
@@ -42,9 +43,8 @@ class FileStore:
         self._serial = itertools.count()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            probe = self._directory / f"{_TEMPORARY}{os.getpid()}-probe"
-            probe.write_bytes(b"x")
-            probe.unlink()
+            with tempfile.NamedTemporaryFile(dir=self._directory, prefix=".probe-") as probe:
+                probe.write(b"x")
         except OSError as error:
             raise StoreUnusable(
                 f"--kv-store {root} cannot be written to: {error.strerror}; name another place"
