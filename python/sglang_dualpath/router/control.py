@@ -38,7 +38,12 @@ class ControlSocket:
                 self._on_malformed()
                 logger.warning("dropped a control message: %s", error)
                 continue
-            self._on_report(report)
+            try:
+                self._on_report(report)
+            except Exception:
+                # One report's trouble must not make the router deaf to all others.
+                logger.exception("could not take the report of %s", report.url)
+                continue
             self._received += 1
             await self._socket.send_multipart([frames[0], encode(ReportAck(sequence=self._received))])
 

@@ -7,6 +7,7 @@ import aiohttp
 from sglang_dualpath.router.fleet import Engine, Fleet
 
 PROBE_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S = 2.0
 
 
 async def watch(fleet: Fleet, session: aiohttp.ClientSession, interval_s: float) -> None:
@@ -25,11 +26,13 @@ async def probe_all(fleet: Fleet, session: aiohttp.ClientSession) -> None:
 
 async def _probe(session: aiohttp.ClientSession, engine: Engine) -> bool:
     try:
-        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         async with session.get(f"{engine.url}/health", timeout=timeout) as response:
             return response.status == 200
+    except aiohttp.ConnectionTimeoutError:
+        return False
     except asyncio.TimeoutError:
-        # A busy engine answers late; only a closed port is dead.
+        # A busy engine answers late; only one that cannot be connected to is dead.
         return engine.healthy
-    except aiohttp.ClientError:
+    except (aiohttp.ClientError, ValueError):  # ValueError: a host name that cannot be encoded
         return False

@@ -30,6 +30,9 @@ PASSED_HEADERS = ("authorization", "x-request-id", "x-correlation-id", "tracepar
 ATTEMPTS = 2
 RETRY_AFTER_S = 1
 
+IDLE_CONNECTION_S = 3.0
+"""Less than the 5 s after which engines close an idle connection: a request sent into that moment would fail."""
+
 
 @dataclass(slots=True)
 class _Ongoing:
@@ -80,7 +83,7 @@ class RouterService:
 
     async def _background(self, app: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
         headers = {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers, read_bufsize=2**20)
         control = ControlSocket(
