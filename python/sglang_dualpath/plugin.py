@@ -113,7 +113,7 @@ def _platform_targets() -> list[HookTarget]:
     if multiprocessing.parent_process() is None or not entry.is_active():
         return []
     from sglang_dualpath.platform import allocation, transfer
-    from sglang_dualpath.platform.hicache import host_pools
+    from sglang_dualpath.platform.hicache import host_pools, memory, pacing
 
     pools = "sglang.srt.mem_cache.pool_host"
     load_parameters = (
@@ -146,6 +146,9 @@ def _platform_targets() -> list[HookTarget]:
         "is_dummy",
         "host_token_capacity",
     )
+    budget_parameters = ("requested_bytes", "auto_size")
+    file_get = "sglang.srt.mem_cache.hicache_storage.HiCacheFile.get"
+    get_parameters = ("self", "key", "target_location", "target_sizes")
     mha, mla = f"{pools}.mha.MHATokenToKVPoolHost", f"{pools}.mla.MLATokenToKVPoolHost"
     return [
         HookTarget(
@@ -165,6 +168,8 @@ def _platform_targets() -> list[HookTarget]:
         HookTarget(f"{mha}.backup_from_device_all_layer", back_up_parameters, "AROUND", host_pools.back_up_mha),
         HookTarget(f"{mla}.load_to_device_per_layer", load_parameters, "AROUND", host_pools.load_mla_layer),
         HookTarget(f"{mla}.backup_from_device_all_layer", back_up_parameters, "AROUND", host_pools.back_up_mla),
+        HookTarget(f"{pools}.base.host_memory_budget_bytes", budget_parameters, "AFTER", memory.host_memory_budget),
+        *([HookTarget(file_get, get_parameters, "AFTER", pacing.pace_read)] if pacing.is_wanted() else []),
     ]
 
 

@@ -1,11 +1,6 @@
 """Real servers for end-to-end tests: started in process groups of their own, watched, always stopped."""
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -13,67 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-
-START_TIMEOUT_S = 420
-"""Generous: two slow cores import a lot at once."""
-
-
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class ServerProcess:
-    """One server and its children."""
-
-    def __init__(self, name: str, command: list[str], url: str, log: Path, env: dict[str, str] | None = None) -> None:
-        self.name = name
-        self.url = url
-        self.log = log
-        with log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                command,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **(env or {})},
-            )
-
-    def wait_healthy(self, path: str = "/health") -> None:
-        """Return once it answers. Raises RuntimeError with the log's end when it dies or does not start in time."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"{self.name} ended with {self.process.returncode}:\n{self.log_end()}")
-            with contextlib.suppress(requests.RequestException):
-                if requests.get(self.url + path, timeout=2).status_code == 200:
-                    return
-            time.sleep(0.3)
-        raise RuntimeError(f"{self.name} did not start in {START_TIMEOUT_S} s:\n{self.log_end()}")
-
-    def log_text(self) -> str:
-        """All it has printed."""
-        return self.log.read_text(errors="replace")
-
-    def log_end(self) -> str:
-        """The last lines it has printed."""
-        return "\n".join(self.log_text().splitlines()[-40:])
-
-    def kill(self) -> None:
-        """End it and its children at once, as a crash would."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=30)
-
-    def stop(self) -> None:
-        """End it as a user would; what is left after a while is killed."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=20)
-        self.kill()
+from sglang_dualpath.demo.process import ServerProcess, free_port
 
 
 def engine_command(model: Path, port: int, *flags: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""Agent workloads: made, replayed against real servers, measured, compared."""
