@@ -12,7 +12,7 @@ from sglang_dualpath.telemetry.state import engine_state
 
 logger = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 0.002
+IDLE_WAIT_S = 0.005
 """Longest pause of a scheduler that only waits for reads or transfers; their threads end it early."""
 
 
