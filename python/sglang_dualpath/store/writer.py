@@ -29,6 +29,7 @@ class BlockWriter:
         self._items: queue.Queue[_Item | None] = queue.Queue(capacity_blocks)
         self._pending: dict[BlockKey, threading.Event] = {}
         self._lock = threading.Lock()
+        self._closed = False
         self._on_outcome = on_outcome
         self._threads = [
             threading.Thread(target=self._run, name=f"dualpath-write-{i}", daemon=True) for i in range(n_threads)
@@ -42,8 +43,10 @@ class BlockWriter:
         return len(self._pending)
 
     def submit(self, key: BlockKey, lease: BlockLease, index: int) -> bool:
-        """Write the lease's `index`-th block under `key`; holds the lease meanwhile. False: the queue is full."""
+        """Write the lease's `index`-th block under `key`; holds the lease meanwhile. False: the queue is full or closed."""
         with self._lock:
+            if self._closed:
+                return False
             if key in self._pending:
                 return True
             lease.retain()
@@ -73,6 +76,10 @@ class BlockWriter:
 
     def close(self) -> None:
         """Write what is queued, then stop."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         for _ in self._threads:
             self._items.put(None)
         for thread in self._threads:
