@@ -1,10 +1,12 @@
 """The router's command line: the flags that users of sglang_router know, where they make sense."""
 
 import argparse
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from sglang_dualpath.router.scheduling.policies import POLICIES
+from sglang_dualpath.telemetry.engine_url import check_engine_url
 
 EXAMPLE = """example:
   python -m sglang_dualpath.launch_router --pd-disaggregation \\
@@ -46,6 +48,10 @@ def parse(argv: list[str] | None = None) -> RouterConfig:
     if bool(prefill) != bool(decode):
         missing = "--decode" if prefill else "--prefill"
         parser.error(f"{missing} is missing: name engines of both kinds, or none and let them join by --router-control")
+    urls = [*(url for url, _ in prefill), *decode]
+    twice = next((url for url in urls if urls.count(url) > 1), None)
+    if twice is not None:
+        parser.error(f"{twice} is named twice; an engine is one --prefill or one --decode")
     return RouterConfig(
         prefill=prefill,
         decode=decode,
@@ -89,11 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     engines.add_argument(
         "--control-port",
-        type=int,
+        type=_whole(0, 65535),
         default=30100,
         help="ZMQ port where engines started with --router-control report and join (default %(default)s)",
     )
-    engines.add_argument("--health-check-interval-secs", type=float, default=5.0, help="default %(default)s")
+    engines.add_argument("--health-check-interval-secs", type=_seconds, default=5.0, help="default %(default)s")
     scheduling = parser.add_argument_group("scheduling")
     scheduling.add_argument(
         "--policy",
@@ -103,18 +109,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     scheduling.add_argument(
         "--queue-size",
-        type=int,
+        type=_whole(0),
         default=1000,
         help="requests that may wait for an engine; beyond: 503 (default %(default)s)",
     )
     service = parser.add_argument_group("service")
     service.add_argument("--host", default="127.0.0.1", help="default %(default)s")
-    service.add_argument("--port", type=int, default=30000, help="default %(default)s")
-    service.add_argument("--request-timeout-secs", type=float, default=1800.0, help="default %(default)s; then 504")
+    service.add_argument("--port", type=_whole(0, 65535), default=30000, help="default %(default)s")
+    service.add_argument("--request-timeout-secs", type=_seconds, default=1800.0, help="default %(default)s; then 504")
     service.add_argument(
-        "--max-payload-size", type=int, default=512 * 2**20, metavar="BYTES", help="default %(default)s"
+        "--max-payload-size", type=_whole(1), default=512 * 2**20, metavar="BYTES", help="default %(default)s"
     )
-    service.add_argument("--api-key", default=None, help="asked of clients as a bearer token, and given to the engines")
+    service.add_argument(
+        "--api-key", type=_key, default=None, help="asked of clients as a bearer token, and given to the engines"
+    )
     service.add_argument(
         "--request-id-headers",
         nargs="+",
@@ -124,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     service.add_argument(
         "--shutdown-grace-period-secs",
-        type=float,
+        type=_seconds,
         default=30.0,
         help="for running requests at SIGTERM (default %(default)s)",
     )
@@ -148,7 +156,40 @@ def _prefill(parser: argparse.ArgumentParser, words: list[str]) -> tuple[str, in
 
 
 def _url(parser: argparse.ArgumentParser, flag: str, url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        check_engine_url(url)
+    except ValueError:
         parser.error(f"{flag} {url!r} is not a URL such as http://10.0.0.1:30000")
     return url.rstrip("/")
+
+
+def _whole(lowest: int, highest: float = math.inf) -> Callable[[str], int]:
+    """A whole number within bounds, for argparse."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not lowest <= number <= highest:
+            bounds = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {bounds}")
+        return number
+
+    return convert
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
+    return number
+
+
+def _key(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the key is empty; leave the flag out to ask for none")
+    return text

@@ -82,15 +82,15 @@ class RouterService:
             self.dispatcher.run()
 
     async def _background(self, app: web.Application) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
-        headers = {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers, read_bufsize=2**20)
         control = ControlSocket(
             f"tcp://{self.config.control_host}:{self.config.control_port}",
             self.fleet.take_report,
             self.metrics.malformed_reports.inc,
         )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
+        headers = {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers, read_bufsize=2**20)
         tasks = [
             asyncio.create_task(control.run()),
             asyncio.create_task(health.watch(self.fleet, self._session, self.config.health_check_interval_s)),

@@ -1,9 +1,10 @@
 """An engine's load report to the router: msgpack over ZMQ, DEALER to ROUTER. A report is also a fetch (paper, scheduling)."""
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
+
+from sglang_dualpath.telemetry.engine_url import check_engine_url
 
 REPORT_VERSION = 1
 MAX_REPORT_BYTES = 64 * 2**10
@@ -64,7 +65,10 @@ def decode_report(data: bytes) -> EngineReport:
         raise ValueError(f"malformed report: {error}") from None
     if report.version != REPORT_VERSION:
         raise ValueError(f"report version {report.version}, expected {REPORT_VERSION}")
-    _check_url(report.url)
+    try:
+        check_engine_url(report.url)
+    except ValueError as error:
+        raise ValueError(f"malformed report: {error}") from None
     return report
 
 
@@ -74,16 +78,3 @@ def decode_ack(data: bytes) -> ReportAck:
         return _ack_decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"malformed acknowledgement: {error}") from None
-
-
-def _check_url(url: str) -> None:
-    """Requests will be sent there. Raises ValueError."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        # As name look-up encodes it; there the error would come in the midst of serving.
-        (parts.hostname or "").encode("idna")
-    except ValueError as error:
-        raise ValueError(f"malformed report: url {url!r}: {error}") from None
-    if not usable:
-        raise ValueError(f"malformed report: url {url!r} is not one such as http://10.0.0.1:30000")

@@ -1,0 +1,114 @@
+"""The router as users start it: a process of its own."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import zmq
+import zmq.asyncio
+from sglang_dualpath.telemetry.report import ReportAck, decode_ack, encode
+
+from test.unit.router.running_router import report_of
+from test.unit.router.stub_engine import after, answers, generated, hangs, stub_engines, until
+
+pytestmark = pytest.mark.asyncio
+
+
+def free_ports(n: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(n)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+async def started(port: int, control_port: int, *flags: str) -> Process:
+    """A router process."""
+    argv = ["--pd-disaggregation", "--port", str(port), "--control-host", "127.0.0.1"]
+    argv += ["--control-port", str(control_port), *flags]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sglang_dualpath.launch_router", *argv, stdout=PIPE, stderr=PIPE
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(*flags: str) -> AsyncIterator[tuple[Process, str, int]]:
+    """A router that answers; its URL and its control port."""
+    port, control_port = free_ports(2)
+    process = await started(port, control_port, *flags)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession() as client, asyncio.timeout(60):
+            while True:
+                assert process.returncode is None, (await process.communicate())[1].decode()
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with client.get(url + "/liveness"):
+                        break
+                await asyncio.sleep(0.02)
+        yield process, url, control_port
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_engines_that_report_are_used_and_a_stopped_router_lets_requests_finish() -> None:
+    async with stub_engines(2) as (prefill, decode), serving() as (process, url, control_port):
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as engine:
+            engine.setsockopt(zmq.LINGER, 0)
+            engine.connect(f"tcp://127.0.0.1:{control_port}")
+            for n, report in enumerate((report_of(prefill.url, "prefill"), report_of(decode.url, "decode")), start=1):
+                await engine.send(encode(report))
+                assert decode_ack(await engine.recv()) == ReportAck(sequence=n)
+        go_on = asyncio.Event()
+        decode.behaviour = after(go_on, answers(generated("done")))
+        async with aiohttp.ClientSession() as client:
+            request = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
+            await until(lambda: bool(decode.running))
+            process.send_signal(signal.SIGTERM)
+            await until(lambda: not _listens(url))
+            go_on.set()
+            async with await request as response:
+                assert (response.status, (await response.json())["text"]) == (200, "done")
+        async with asyncio.timeout(60):
+            assert await process.wait() == 0
+
+
+async def test_a_client_that_leaves_aborts_both_engines() -> None:
+    async with stub_engines(2) as (prefill, decode):
+        prefill.behaviour = decode.behaviour = hangs
+        flags = ("--prefill", prefill.url, "--decode", decode.url)
+        async with serving(*flags) as (_, url, _), aiohttp.ClientSession() as client:
+            request = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
+            await until(lambda: bool(prefill.running and decode.running))
+            request.cancel()
+            await until(lambda: not prefill.running and not decode.running)
+
+
+@pytest.mark.parametrize("taken", ["--port", "--control-port"])
+async def test_a_port_in_use_is_one_sentence_that_names_its_flag(taken: str) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        in_use = holder.getsockname()[1]
+        (free,) = free_ports(1)
+        ports = (in_use, free) if taken == "--port" else (free, in_use)
+        process = await started(*ports)
+        async with asyncio.timeout(60):
+            _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode().strip().splitlines()[-1].startswith(f"{taken} {in_use} on 127.0.0.1: ")
+    assert "Traceback" not in errors.decode()
+
+
+def _listens(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
