@@ -3,6 +3,7 @@
 import argparse
 import re
 import socket
+from decimal import Decimal
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -51,7 +52,7 @@ def parse_size_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise FlagError(f"cannot read {text!r} as a size; write bytes or a number with K, M, G or T, such as 8G")
-    return int(float(match.group(1)) * _SIZE_UNITS[match.group(2)])
+    return int(Decimal(match.group(1)) * _SIZE_UNITS[match.group(2)])
 
 
 def _size(text: str) -> int:
@@ -100,7 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-transport-protocol",
         choices=("auto", "tcp", "rdma"),
         default=None,
-        help="The transport's wire (default: auto, which takes tcp on a machine without an accelerator, rdma elsewhere).",
+        help="The transport's wire (default: auto, which takes rdma where there are an accelerator and an RDMA device, "
+        "and tcp elsewhere).",
     )
     group.add_argument(
         "--router-control",

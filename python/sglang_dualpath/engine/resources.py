@@ -18,7 +18,7 @@ from sglang_dualpath.store.url import open_store
 from sglang_dualpath.store.writer import BlockWriter
 from sglang_dualpath.telemetry.counters import EngineCounters
 from sglang_dualpath.telemetry.rate import ComputeRate
-from sglang_dualpath.transport.mooncake import MooncakeTransport
+from sglang_dualpath.transport.mooncake import MooncakeTransport, rdma_devices
 from sglang_dualpath.transport.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,8 @@ def build(config: DualPathConfig, role: str, pool: Any, server_args: Any, ranks:
     buffer = _open_buffer(config, paged)
     store = open_store(config.store_url, namespace)
     nic = NodeStorageNic(config.node_id, None if store.unlimited else config.store_read_bandwidth_bytes_per_s)
-    transport = MooncakeTransport(identity.host, _protocol(config, pool))
+    protocol = _protocol(config, pool)
+    transport = MooncakeTransport(identity.host, protocol)
     transport.register(buffer.base_address, buffer.nbytes)
     counters = EngineCounters()
     _current = EngineResources(
@@ -122,12 +123,13 @@ def build(config: DualPathConfig, role: str, pool: Any, server_args: Any, ranks:
         wakeup=threading.Event(),
     )
     logger.info(
-        "DualPath %s engine: path=%s store=%s buffer=%d blocks of %d bytes transport=%s node=%s namespace=%s",
+        "DualPath %s engine: path=%s store=%s buffer=%d blocks of %d bytes transport=%s://%s node=%s namespace=%s",
         role,
         config.path,
         config.store_url,
         buffer.capacity_blocks,
         paged.geometry.full_block_bytes,
+        protocol,
         transport.session,
         config.node_id,
         namespace.hex[:12],
@@ -156,4 +158,4 @@ def _open_buffer(config: DualPathConfig, paged: PagedLayers) -> BlockBuffer:
 def _protocol(config: DualPathConfig, pool: Any) -> str:
     if config.transport_protocol != "auto":
         return config.transport_protocol
-    return "tcp" if str(pool.device) == "cpu" else "rdma"
+    return "rdma" if str(pool.device) != "cpu" and rdma_devices() else "tcp"

@@ -2,10 +2,18 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sglang_dualpath.config import FlagError
 from sglang_dualpath.transport.transport import TransferError
+
+RDMA_DEVICES = Path("/sys/class/infiniband")
+
+
+def rdma_devices() -> list[str]:
+    """Names of this host's RDMA devices."""
+    return sorted(path.name for path in RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else []
 
 
 class MooncakeTransport:
@@ -15,6 +23,9 @@ class MooncakeTransport:
         if protocol == "tcp":
             # Without it the engine looks for InfiniBand devices first (upstream sets it for mooncake_tcp, too).
             os.environ.setdefault("MC_FORCE_TCP", "1")
+        elif not rdma_devices():
+            # The engine itself would fall back to TCP without a word.
+            raise FlagError(f"--kv-transport-protocol {protocol}: this host has no RDMA device; use auto or tcp")
         try:
             from mooncake.engine import TransferEngine
         except ImportError as error:
