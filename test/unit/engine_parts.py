@@ -50,7 +50,7 @@ class LoopbackTransport:
         self.registered: dict[int, int] = {}
         self.reachable = True
         self.moved_bytes = 0
-        self.before_write: Callable[[], None] | None = None
+        self.before_write: Callable[[], object] | None = None
 
     def register(self, address: int, n_bytes: int) -> None:
         """See `Transport.register`."""
