@@ -8,6 +8,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 from sglang_dualpath.platform import defaults
 from sglang_dualpath.platform.attention import registration
+from sglang_dualpath.platform.kv_pools import kv_pool_class
 
 # When this module is imported the command line has not been built yet: the last moment to add to its choices.
 registration.offer()
@@ -32,6 +33,10 @@ class PlainCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def is_pin_memory_available(self, device: Any = None) -> bool:
         """There is no device to pin memory for."""
         return False
+
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        """Upstream's pools, as sparse as what is in them."""
+        return kv_pool_class(kind)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill in what the user left open; upstream records each assignment as a declared default."""
