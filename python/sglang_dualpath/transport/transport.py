@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class TransferError(RuntimeError):
-    """A transfer did not complete; which of its pieces arrived is unknown."""
+    """A transfer did not complete; which of its pieces arrived is unknown, but none is under way any more."""
 
 
 class Transport(Protocol):

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from sglang_dualpath.transport.transport import TransferError
 
 from test.unit.store.processes import OtherProcess, other_process
 
-N_BYTES = 64 * 1024
+N_BYTES = 16 * 1024 * 1024
 
 PEER = """
 import sys
 import numpy as np
 from sglang_dualpath.transport.mooncake import MooncakeTransport
-memory = np.arange(64 * 1024, dtype=np.uint8)
+memory = np.arange(16 * 1024 * 1024, dtype=np.uint8)
 transport = MooncakeTransport("127.0.0.1", "tcp")
 transport.register(memory.ctypes.data, memory.nbytes)
 print("PEER", transport.session, memory.ctypes.data, flush=True)
@@ -30,7 +31,7 @@ transport.close()
 
 
 class Peer:
-    """A process with 64 KiB of registered memory that counts up from 0, byte by byte."""
+    """A process with 16 MiB of registered memory that counts up from 0, byte by byte."""
 
     def __init__(self, process: OtherProcess) -> None:
         self.process = process
@@ -115,6 +116,58 @@ def test_memory_that_the_peer_did_not_register_is_a_transfer_error_and_the_peer_
     with pytest.raises(TransferError):
         transport.read(peer.session, [memory.ctypes.data], [peer.address + 10 * N_BYTES], [100])
     assert peer.sum_of_first_1000_bytes() == int(np.arange(1000, dtype=np.uint8).sum())
+
+
+def test_a_call_may_have_more_pieces_than_the_engine_queues(
+    transport: MooncakeTransport, memory: np.ndarray, peer: Peer
+) -> None:
+    """Mooncake refuses a batch of more than about 2,000: a layer of a prompt of 130,000 tokens."""
+    memory[:] = 0
+    n_pieces, n_bytes = 4096, 96
+    offsets = range(0, n_pieces * 128, 128)
+    local = [memory.ctypes.data + offset for offset in offsets]
+    transport.read(peer.session, local, [peer.address + offset + 1 for offset in offsets], [n_bytes] * n_pieces)
+    arrived = memory[: n_pieces * 128].reshape(n_pieces, 128)
+    expected = np.arange(1, n_pieces * 128 + 1, dtype=np.uint8).reshape(n_pieces, 128)
+    assert np.array_equal(arrived[:, :n_bytes], expected[:, :n_bytes])
+    assert not arrived[:, n_bytes:].any()
+
+
+@pytest.mark.parametrize("failing", [0, 5, 15])
+def test_after_a_failed_read_the_memory_is_the_callers_again(
+    transport: MooncakeTransport, memory: np.ndarray, peer: Peer, failing: int
+) -> None:
+    """A piece that arrived later would spoil what the memory is used for next."""
+    n_pieces, n_bytes = 16, N_BYTES // 16
+    local = [memory.ctypes.data + i * n_bytes for i in range(n_pieces)]
+    remote = [peer.address + i * n_bytes for i in range(n_pieces)]
+    remote[failing] = peer.address + 10 * N_BYTES
+    with pytest.raises(TransferError):
+        transport.read(peer.session, local, remote, [n_bytes] * n_pieces)
+    memory[:] = 99
+    # Pieces on the way would pass before this one, over the same few connections, or during the pause.
+    transport.read(peer.session, [memory.ctypes.data], [peer.address], [1])
+    time.sleep(0.3)
+    assert memory[0] == 0
+    assert (memory[1:] == 99).all()
+
+
+def test_pieces_of_unequal_number_are_a_mistake_of_the_caller(transport: MooncakeTransport, memory: np.ndarray) -> None:
+    here = memory.ctypes.data
+    with pytest.raises(ValueError, match="zip"):
+        transport.read("127.0.0.1:1", [here, here], [here], [1, 1])
+
+
+def test_a_transport_that_is_closed_can_be_closed_again() -> None:
+    opened = MooncakeTransport("127.0.0.1", "tcp")
+    area = np.zeros(4096, dtype=np.uint8)
+    opened.register(area.ctypes.data, area.nbytes)
+    with pytest.raises(TransferError, match="4096 bytes"):
+        opened.register(area.ctypes.data, area.nbytes)
+    opened.close()
+    opened.close()
+    opened.register(area.ctypes.data, area.nbytes)
+    opened.close()
 
 
 def test_another_transport_of_this_process_is_a_peer_like_any_other(
