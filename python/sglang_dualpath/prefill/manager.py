@@ -44,7 +44,11 @@ class PrefillKVManager(RendezvousManager):
         with self._rooms_lock:
             self._rooms_by_rid[request.rid] = room
         self.resources.counters.add("prefill_requests")
-        self.reader.begin(room)
+        if room.failure is not None:
+            # Refused before the request was there: upstream, which did not know the room then, is told again.
+            self._conclude_failure(room_id, room.failure, tell_decode=True)
+        elif not self._refuse_other_length(room):
+            self.reader.begin(room)
 
     def room_of_rid(self, rid: str) -> PrefillRoom | None:
         """The open room of a request, if it is one of ours."""
@@ -78,13 +82,23 @@ class PrefillKVManager(RendezvousManager):
                     return
                 room.failure = reason
             self._stop_reads(room)
-        targets = (
-            None if room is None or room.destination is None else [(room.destination.endpoint, room.destination.port)]
-        )
-        self.conclude_failure(
-            bootstrap_room=room_id, failure_reason=reason, targets=(targets or []) if tell_decode else []
-        )
+        self._conclude_failure(room_id, reason, tell_decode=tell_decode)
+
+    def _conclude_failure(self, room_id: int, reason: str, *, tell_decode: bool) -> None:
+        room = self._rooms.get(room_id)
+        destination = None if room is None else room.destination
+        targets = [(destination.endpoint, destination.port)] if destination is not None and tell_decode else []
+        self.conclude_failure(bootstrap_room=room_id, failure_reason=reason, targets=targets)
         self.resources.wakeup.set()
+
+    def _refuse_other_length(self, room: PrefillRoom) -> bool:
+        """Fail a room whose two engines were sent different prompts; whether it was one."""
+        if room.request is None or room.destination is None:
+            return False
+        if room.request.prompt_tokens == room.destination.prompt_tokens:
+            return False
+        self.fail_room(room.room, "prefill and decode engine were sent prompts of different lengths")
+        return True
 
     def stream(self, item: StreamItem) -> bool:
         """Queue something for the room's decode engine; False when the room has ended."""
@@ -213,10 +227,8 @@ class PrefillKVManager(RendezvousManager):
             )
             self.fail_room(message.room, reason)
             return
-        if room.request is not None and message.prompt_tokens != room.request.prompt_tokens:
-            self.fail_room(message.room, "prefill and decode engine were sent prompts of different lengths")
-            return
-        self.reader.begin(room)
+        if not self._refuse_other_length(room):
+            self.reader.begin(room)
 
     def _on_progress(self, message: ReadProgress) -> None:
         with self._rooms_lock:
