@@ -19,8 +19,8 @@ def transfer_class(result: Any, transfer_backend: Any, class_type: Any) -> Any:
 @cache
 def _dram_manager(manager: type) -> type:
     def init(self: Any, args: Any, *more: Any, **named: Any) -> None:
-        if getattr(args, "kv_data_mem_kinds", None) is None:
-            args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
+        # Upstream's decode side names the kinds itself, and takes every pool that is not a host pool for VRAM.
+        args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
         manager.__init__(self, args, *more, **named)  # type: ignore[misc]
 
     return type(f"Dram{manager.__name__}", (manager,), {"__init__": init})

@@ -38,10 +38,10 @@ def test_a_nixl_manager_knows_its_buffers_as_dram() -> None:
     assert (manager.mode, manager.is_mla_backend) == ("prefill", True)
 
 
-def test_kinds_that_upstream_set_stand() -> None:
+def test_pools_that_upstream_takes_for_vram_are_dram_too() -> None:
     manager_class = transfer_class(Manager, Backend.NIXL, Kind.MANAGER)
-    args = SimpleNamespace(kv_data_ptrs=[1], kv_data_mem_kinds=["VRAM"])
-    assert manager_class(args, "decode").args.kv_data_mem_kinds == ["VRAM"]
+    args = SimpleNamespace(kv_data_ptrs=[1, 2], kv_data_mem_kinds=["VRAM", "DRAM"])
+    assert manager_class(args, "decode").args.kv_data_mem_kinds == ["DRAM", "DRAM"]
 
 
 def test_the_same_class_every_time() -> None:
