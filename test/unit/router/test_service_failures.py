@@ -74,6 +74,18 @@ async def test_a_refused_connection_is_retried_on_another_engine(role: str, stre
             assert router.in_flight() == 0
 
 
+async def test_a_retry_passes_over_the_refused_engine_even_if_it_counts_as_healthy_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stub_engines(3) as (dead, live, decode), running_router([dead, live], [decode]) as router:
+        await probed(router, [dead, live, decode])
+        router.report(live, tok=500)
+        await dead.stop()
+        monkeypatch.setattr(router.service.fleet, "set_health", lambda *_: None)
+        assert (await posted(router, text="a"))[0] == 200
+        assert len(live.calls) == 1
+
+
 async def test_a_retry_goes_to_the_same_decode_engine_while_that_still_aborts_the_first_attempt() -> None:
     async with (
         stub_engines(3) as (first, second, decode),
