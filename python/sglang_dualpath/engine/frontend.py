@@ -14,7 +14,7 @@ def lift_plan(converted: Any, serving: Any, request: Any, raw_request: Any = Non
         return None
     try:
         hints = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if from_kv_hints(hints) is not None:
         internal.kv_hints = hints
