@@ -45,6 +45,7 @@ class DualPathPreallocQueue(DecodePreallocQueue):
             chain = self._resources.key_chain(req.extra_key)
             chain.extend(tokens)
             plan = from_kv_hints(req.kv_hints)
+            self._resources.counters.add("requests_with_plan", plan is not None)
             decode_req.kv_receiver.attach(
                 DecodeRoom(
                     room=req.bootstrap_room,

@@ -67,7 +67,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--appended-words", type=int, default=16, help="mean tool output a turn (default %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=6, help="mean answer (default %(default)s)")
     parser.add_argument(
-        "--bandwidth", type=parse_size_bytes, default=parse_size_bytes("24M"), help="bytes/s of each node's NIC (24M)"
+        "--bandwidth", type=parse_size_bytes, default=parse_size_bytes("20M"), help="bytes/s of each node's NIC (20M)"
     )
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()

@@ -80,6 +80,11 @@ class NodeStorageNic:
         with self._locked():
             return self._read_row(self._row)[3]
 
+    def node_bytes_read(self) -> int:
+        """Bytes read on this node, over all its live processes."""
+        with self._locked():
+            return sum(row[3] for row in self._live_rows())
+
     def close(self) -> None:
         """Leave the node; the last process removes the file."""
         if self._memory.closed:
