@@ -1,7 +1,8 @@
 """The demo's third column: unmodified upstream PD + HiCache with file storage, behind sglang_router.
 
-Its caches in device and host memory are kept smaller than the agents' contexts, as the paper's agents outgrow any memory;
-its reads of the file storage go through the same emulated NIC as ours.
+Its reads of the file storage go through the same emulated NIC as ours. Its caches in device and host memory hold the few
+contexts of the demo, so it reads each from the storage once; agents whose contexts outgrow memory, the case this
+distribution is for, read them every turn, as our two columns do.
 """
 
 import contextlib
@@ -15,6 +16,10 @@ from sglang_dualpath.bench.metrics import SideReads
 from sglang_dualpath.demo.process import ServerProcess, free_port
 from sglang_dualpath.platform.hicache.pacing import VARIABLE as NIC_VARIABLE
 from sglang_dualpath.store.nic import NodeStorageNic
+
+
+HOST_CACHE_GB = "1"
+"""Host memory that upstream's HiCache keeps KV in."""
 
 
 class UpstreamCluster:
@@ -67,7 +72,7 @@ def running_upstream(
             [
                 *launch, "--port", str(prefill_port), "--disaggregation-mode", "prefill",
                 "--disaggregation-bootstrap-port", str(bootstrap), "--max-total-tokens", str(cache_tokens),
-                "--enable-hierarchical-cache", "--hicache-ratio", "1.1", "--hicache-write-policy", "write_through",
+                "--enable-hierarchical-cache", "--hicache-size", HOST_CACHE_GB, "--hicache-write-policy", "write_through",
                 "--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", "wait_complete",
             ],
             f"http://127.0.0.1:{prefill_port}",

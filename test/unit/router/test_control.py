@@ -129,9 +129,14 @@ async def test_random_bytes_are_dropped_counted_and_survived(control: Control) -
 
 
 async def test_a_message_over_the_bound_never_arrives_and_others_do(control: Control) -> None:
-    await control.engine().send(b"x" * (MAX_REPORT_BYTES + 1))
-    assert await acknowledged(control.engine()) == ReportAck(sequence=1)
+    oversized = control.engine()
+    assert await acknowledged(oversized) == ReportAck(sequence=1)
+    control.reports.clear()
+    await oversized.send(b"x" * (MAX_REPORT_BYTES + 1))
+    await asyncio.sleep(0.2)
+    assert await acknowledged(control.engine()) == ReportAck(sequence=2)
     assert control.reports == [A_REPORT]
+    assert control.n_malformed == 0
 
 
 async def test_a_report_its_taker_fails_on_does_not_end_the_socket(

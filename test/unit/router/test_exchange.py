@@ -297,7 +297,7 @@ async def test_an_abort_that_an_engine_does_not_take_is_logged(
         await until(lambda: bool(prefill.running and decode.running))
         await prefill.stop()
     assert f"abort on {prefill.url}" in caplog.text
-    assert not decode.running
+    await until(lambda: not decode.running)
 
 
 def after_call_on(other: StubEngine, behaviour: Any) -> Any:
