@@ -17,7 +17,6 @@ from sglang_dualpath.demo.process import ServerProcess, free_port
 from sglang_dualpath.platform.hicache.pacing import VARIABLE as NIC_VARIABLE
 from sglang_dualpath.store.nic import NodeStorageNic
 
-
 HOST_CACHE_GB = "1"
 """Host memory that upstream's HiCache keeps KV in."""
 
