@@ -4,6 +4,7 @@ Local blocks come out of this engine's buffer, remote ones are pulled out of the
 moves while layer l computes (paper section 'layerwise prefill'; upstream `LayerWiseLoadCounter`).
 """
 
+import functools
 import logging
 import queue
 import threading
@@ -16,9 +17,13 @@ from sglang_dualpath.buffer.block_buffer import BlockLease
 from sglang_dualpath.engine.resources import EngineResources
 from sglang_dualpath.prefill.room import PrefillRoom
 from sglang_dualpath.prefill.stream import StagingArea
+from sglang_dualpath.store.read_queue import BatchRead
 from sglang_dualpath.transport.transport import TransferError
 
 logger = logging.getLogger(__name__)
+
+RESCUE_TIMEOUT_S = 30.0
+"""How long a forward waits for the store after it has lost a peer."""
 
 
 @dataclass(slots=True)
@@ -161,12 +166,19 @@ class LayerLoader:
         if lease is None:
             raise error
         views = [lease.view(i) for i in range(lease.n_blocks)]
-        read = self._resources.read_queue.submit(request.keys[first:last], views, geometry.block_tokens)
-        read.done.wait()
-        if read.n_ok_prefix < lease.n_blocks:
+        # The read holds the lease by itself: it may hang for longer than a forward can wait.
+        read = self._resources.read_queue.submit(
+            request.keys[first:last], views, geometry.block_tokens, on_done=functools.partial(_release, lease.retain())
+        )
+        if not read.done.wait(RESCUE_TIMEOUT_S) or read.n_ok_prefix < lease.n_blocks:
+            read.cancel()
             lease.release()
             raise error
         piece.lease, piece.lease_first_block = lease, first
+
+
+def _release(lease: BlockLease, _: BatchRead) -> None:
+    lease.release()
 
 
 def split_by_source(job: LoadJob, block_tokens: int) -> list[Piece]:
