@@ -78,13 +78,22 @@ def check_target(target: HookTarget) -> None:
             f"upstream target {target.path} is missing ({error}); expected parameters "
             f"({', '.join(target.parameters)}) as in sglang {UPSTREAM_VERSION}"
         ) from error
-    function = found.__init__ if inspect.isclass(found) else found
-    names = tuple(inspect.signature(inspect.unwrap(function)).parameters)
+    names = parameters_of(found.__init__ if inspect.isclass(found) else found)
     if names != target.parameters:
         raise HookMismatch(
             f"upstream target {target.path} has changed: expected parameters ({', '.join(target.parameters)}) as in "
             f"sglang {UPSTREAM_VERSION}, found ({', '.join(names)})"
         )
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """A function's own parameter names, under whatever hooks already stand on it."""
+    original = inspect.unwrap(function)
+    names = tuple(inspect.signature(original).parameters)
+    if inspect.ismethod(function) and not inspect.ismethod(original):
+        # A hooked class method, unwrapped, shows the parameter that binding hides.
+        return names[1:]
+    return names
 
 
 def _stop(error: BaseException) -> NoReturn:

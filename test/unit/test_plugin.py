@@ -216,3 +216,18 @@ def test_the_launcher_checks_the_engine_before_it_starts_one(
         plugin.attach_frontend()
     assert f"{HERE}.Upstream.method has changed" in capsys.readouterr().err
     assert registry == {}
+
+
+def test_a_class_method_that_is_hooked_already_shows_its_own_parameters() -> None:
+    """Another plugin's hook on the same target, or ours applied before, is no change of upstream."""
+    import functools
+
+    class Upstream:
+        @classmethod
+        def build(cls, arguments: object) -> object:
+            return arguments
+
+    original = Upstream.__dict__["build"].__func__
+    Upstream.build = classmethod(functools.wraps(original)(lambda *args, **kwargs: original(*args, **kwargs)))  # type: ignore
+    parameters = plugin.parameters_of(Upstream.build)
+    assert parameters == ("arguments",)
