@@ -1,5 +1,6 @@
 """Asynchronous persistence: blocks in leases go to the store on threads of their own, each key once."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -74,19 +75,26 @@ class BlockWriter:
             keys = list(self._pending)
         return self.wait_for(keys, timeout_s)
 
-    def close(self) -> None:
-        """Write what is queued, then stop."""
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Write what is queued, then stop; after `timeout_s` what a store that hangs has not taken is left behind."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        for _ in self._threads:
-            self._items.put(None)
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(queue.Full):  # then every thread has work, and sees `_closed` after it
+            for _ in self._threads:
+                self._items.put(None, timeout=max(0.0, deadline - time.monotonic()))
         for thread in self._threads:
-            thread.join(timeout=30)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._pending:
+            logger.warning("%d blocks were not written within %.0f s and are left", len(self._pending), timeout_s)
 
     def _run(self) -> None:
-        while (item := self._items.get()) is not None:
+        while not (self._closed and self._items.empty()):
+            item = self._items.get()
+            if item is None:
+                return
             key, lease, index = item
             try:
                 outcome = self._store.write(key, lease.view(index))
@@ -97,5 +105,12 @@ class BlockWriter:
             with self._lock:
                 event = self._pending.pop(key)
             event.set()
-            if self._on_outcome is not None:
-                self._on_outcome(outcome)
+            self._tell(outcome)
+
+    def _tell(self, outcome: WriteOutcome) -> None:
+        if self._on_outcome is None:
+            return
+        try:
+            self._on_outcome(outcome)
+        except Exception:
+            logger.exception("the outcome of a write was not taken well")

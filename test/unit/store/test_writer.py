@@ -155,3 +155,37 @@ def test_after_closing_nothing_is_taken(writes: Writes) -> None:
     assert not writes.writer.submit(key(1), lease, 0)
     assert writes.writer.n_pending == 0
     lease.release()
+
+
+def test_an_outcome_that_is_not_taken_well_ends_no_writer(writes: Writes) -> None:
+    heard: list[WriteOutcome] = []
+
+    def badly(outcome: WriteOutcome) -> None:
+        heard.append(outcome)
+        raise RuntimeError("not taken well")
+
+    writer = BlockWriter(writes.store, 1, 2, badly)  # type: ignore[arg-type]
+    writes.store.let_go.set()
+    lease = writes.lease(1)
+    for name in (key(1), key(2)):
+        assert writer.submit(name, lease, 0)
+        assert writer.drain(WAIT_S)
+    lease.release()
+    writer.close()
+    assert heard == [WriteOutcome.WRITTEN, WriteOutcome.WRITTEN]
+
+
+def test_closing_over_a_store_that_hangs_ends_and_says_what_is_left(
+    writes: Writes, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = writes.lease(1)
+    assert writes.writer.submit(key(1), lease, 0)
+    assert writes.store.begun.get(timeout=WAIT_S) == key(1)
+    for name in (key(2), key(3)):
+        assert writes.writer.submit(name, lease, 0)
+    lease.release()
+    writes.writer.close(timeout_s=0.1)
+    assert "3 blocks were not written" in caplog.text
+    writes.store.let_go.set()
+    assert writes.writer.drain(WAIT_S)
+    assert [name for name, _ in writes.store.written] == [key(1), key(2), key(3)]
