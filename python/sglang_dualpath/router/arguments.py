@@ -11,7 +11,7 @@ from sglang_dualpath.telemetry.engine_url import check_engine_url
 EXAMPLE = """example:
   python -m sglang_dualpath.launch_router --pd-disaggregation \\
       --prefill http://10.0.0.1:30000 8998 --decode http://10.0.0.2:30000 \\
-      --policy dualpath --port 8000
+      --policy dualpath --host 10.0.0.3 --port 8000
   (and start the engines with --router-control tcp://ROUTER:30100, so that they report their queues)
 """
 
@@ -58,7 +58,7 @@ def parse(argv: list[str] | None = None) -> RouterConfig:
         host=arguments.host,
         port=arguments.port,
         policy=arguments.policy,
-        control_host=arguments.control_host,
+        control_host=arguments.control_host or arguments.host,
         control_port=arguments.control_port,
         request_timeout_s=arguments.request_timeout_secs,
         health_check_interval_s=arguments.health_check_interval_secs,
@@ -91,7 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     engines.add_argument("--decode", action="append", metavar="URL", help="a decode engine; repeat for more")
     engines.add_argument(
-        "--control-host", default="0.0.0.0", help="address of the control socket (default %(default)s)"
+        "--control-host",
+        default=None,
+        help="address of the control socket (default: that of --host); it trusts whoever reaches it, so keep it to a "
+        "network of your engines",
     )
     engines.add_argument(
         "--control-port",

@@ -24,7 +24,7 @@ def test_the_command_line_of_the_documentation() -> None:
         host="127.0.0.1",
         port=8000,
         policy="dualpath",
-        control_host="0.0.0.0",
+        control_host="127.0.0.1",
         control_port=30100,
         request_timeout_s=1800.0,
         health_check_interval_s=5.0,
@@ -104,3 +104,11 @@ def test_help_shows_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     example = text[text.index("example:") :].split("launch_router", 1)[1].split("(and start")[0]
     assert parse(example.replace("\\", " ").split()).port == 8000
+
+
+def test_the_control_socket_listens_where_the_service_does_unless_told_otherwise() -> None:
+    """It trusts whoever reaches it: nobody beyond loopback does by default."""
+    assert parse(["--pd-disaggregation"]).control_host == "127.0.0.1"
+    assert parse(["--pd-disaggregation", "--host", "10.0.0.3"]).control_host == "10.0.0.3"
+    apart = parse(["--pd-disaggregation", "--host", "10.0.0.3", "--control-host", "10.1.0.3"])
+    assert apart.control_host == "10.1.0.3"
