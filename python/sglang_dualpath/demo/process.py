@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,16 +19,37 @@ STOP_TIMEOUT_S = 20.0
 POLL_S = 0.3
 LOG_LINES = 40
 
+FIRST_PORT = 20_000
+"""Above what servers use by default; Mooncake takes its own below."""
+
+_handed_out: set[int] = set()
+
 
 class ServerFailed(RuntimeError):
     """A server did not come up; the message ends with the last lines of its log."""
 
 
 def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that is free now, and that no outgoing connection can take before a slow server gets to bind it.
+
+    Ports below the kernel's ephemeral range, each handed out once a process. Raises ServerFailed when none is left.
+    """
+    candidates = [port for port in range(FIRST_PORT, _first_ephemeral_port()) if port not in _handed_out]
+    random.shuffle(candidates)
+    for port in candidates:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _handed_out.add(port)
+        return port
+    raise ServerFailed(f"no TCP port from {FIRST_PORT} to {_first_ephemeral_port() - 1} is free")
+
+
+def _first_ephemeral_port() -> int:
+    """Where the kernel begins to take ports for outgoing connections and for binds to port 0."""
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 class ServerProcess:

@@ -1,6 +1,5 @@
 """Each kind of model on the CPU platform, against transformers' own forward: one engine a kind."""
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sglang_dualpath.checkpoints.__main__ import make
+from sglang_dualpath.demo.process import free_port
 from sglang_dualpath.platform.entry import is_active
 
 pytestmark = pytest.mark.skipif(not is_active(), reason="this machine is served by its accelerator")
@@ -44,13 +44,6 @@ class Served:
             )
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module", params=["tiny-dense", "tiny-moe", "tiny-mla"])

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 import zmq
 import zmq.asyncio
+from sglang_dualpath.demo.process import free_port
 from sglang_dualpath.telemetry.report import ReportAck, decode_ack, encode
 
 from test.unit.router.running_router import report_of
@@ -22,11 +23,7 @@ pytestmark = pytest.mark.asyncio
 
 def free_ports(n: int) -> list[int]:
     """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(n)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    return [free_port() for _ in range(n)]
 
 
 async def started(port: int, control_port: int, *flags: str) -> Process:
