@@ -1,5 +1,6 @@
 """The decode engine's end of the exchange."""
 
+import itertools
 import logging
 import threading
 from typing import Any
@@ -31,7 +32,6 @@ class DecodeKVManager(RendezvousManager):
         return messages.encode(
             PeerHello(
                 session=self.resources.transport.session,
-                namespace=self.resources.namespace.hex,
                 tp_size=self.attn_tp_size,
                 aux_addresses=list(self.kv_args.aux_data_ptrs),
                 aux_item_bytes=list(self.kv_args.aux_item_lens),
@@ -51,6 +51,12 @@ class DecodeKVManager(RendezvousManager):
             if self._rooms.get(room.room) is room:
                 del self._rooms[room.room]
         room.release()
+
+    def describe_rooms(self, limit: int) -> list[dict[str, Any]]:
+        """The oldest open rooms, at most `limit`."""
+        with self._rooms_lock:
+            rooms = list(itertools.islice(self._rooms.values(), limit))
+        return [room.describe() for room in rooms]
 
     @property
     def n_rooms(self) -> int:

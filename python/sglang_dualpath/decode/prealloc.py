@@ -67,6 +67,7 @@ class DualPathPreallocQueue(DecodePreallocQueue):
         """
         self._resolve_pending_reqs()
         self._update_handshake_waiters(rids_to_check, pp_good_rids, pp_bad_rids)
+        self._abort_dropped_transfers()
         failed = self._drop_failed()
         if self.scheduler.enable_priority_scheduling:
             sign = 1 if self.scheduler.schedule_low_priority_values_first else -1
@@ -95,6 +96,16 @@ class DualPathPreallocQueue(DecodePreallocQueue):
         result = super().pop_preallocated(rids_to_check)
         self.queue = ours + self.queue
         return result
+
+    def _abort_dropped_transfers(self) -> None:
+        """Upstream lets an aborted transfer into host memory run to its end, which never comes when the prefill engine
+        has dropped the request, or never had it: tell it, and wait for its acknowledgement instead."""
+        for decode_req in self.scheduler.disagg_decode_transfer_queue.queue:
+            receiver = decode_req.kv_receiver
+            if not isinstance(receiver, DecodeReceiver) or receiver.room is None or receiver.room.aborted:
+                continue
+            if isinstance(decode_req.req.finished_reason, FINISH_ABORT):
+                receiver.abort()
 
     def _drop_failed(self) -> list[DecodeRequest]:
         failed = [waiting for waiting in self.queue if isinstance(waiting.req.finished_reason, FINISH_ABORT)]

@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from sglang_dualpath.blocks.key import BlockKeyChain
 from sglang_dualpath.buffer.block_buffer import BlockLease
@@ -34,6 +34,20 @@ class DecodeRoom:
     sent: bool = False
     aborted: bool = False
     peer_lost: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """Where the request stands, for people who look for one that hangs."""
+        with self.lock:
+            return {
+                "room": self.room,
+                "rid": self.rid,
+                "leased": self.lease is not None,
+                "planning": self.planning,
+                "reading": self.is_reading,
+                "sent_to_prefill": self.sent,
+                "aborted": self.aborted,
+                "peer_lost": self.peer_lost,
+            }
 
     def release(self) -> None:
         """Let go of the buffer; safe to call again."""

@@ -27,8 +27,6 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     version: int = PROTOCOL_VERSION
     session: str
     """The transport session that owns the decode engine's buffer (`Transport.session`)."""
-    namespace: str
-    """Hex digest of its `BlockNamespace`; both must agree for blocks to be shared."""
     tp_size: Positive
     aux_addresses: list[Count]
     """Base addresses of the metadata buffers, in upstream's order (`MetadataBuffers.get_buf_infos`)."""

@@ -1,5 +1,6 @@
 """The prefill engine's end of the exchange: rooms, their jobs, and the verdict that reaches the decode engine."""
 
+import itertools
 import logging
 import threading
 import time
@@ -11,11 +12,14 @@ from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, 
 from sglang_dualpath.exchange import messages
 from sglang_dualpath.exchange.messages import Destination, PeerHello, ReadProgress
 from sglang_dualpath.exchange.rendezvous import RendezvousManager
+from sglang_dualpath.prefill.ended_rooms import EndedRooms
 from sglang_dualpath.prefill.reading import PromptReader
 from sglang_dualpath.prefill.room import PrefillRequest, PrefillRoom
 from sglang_dualpath.prefill.stream import Finish, HitBlocks, PeerStream, StagingArea, StreamEvents, StreamItem
 
 logger = logging.getLogger(__name__)
+
+ABORTED_BY_DECODE = "aborted by the decode engine"
 
 STREAM_STAGING_BYTES = 8 * 2**20
 
@@ -31,6 +35,7 @@ class PrefillKVManager(RendezvousManager):
         self._peers: dict[str, PeerHello] = {}
         self._streams: dict[str, PeerStream] = {}
         self._ack_targets: dict[int, list[AckTarget]] = {}
+        self._ended_rooms = EndedRooms()
         self.reader = PromptReader(self.resources, self._on_eligible, self.end_job)
         self.start_control_thread()
 
@@ -44,7 +49,10 @@ class PrefillKVManager(RendezvousManager):
         with self._rooms_lock:
             self._rooms_by_rid[request.rid] = room
         self.resources.counters.add("prefill_requests")
-        if room.failure is not None:
+        ended = self._ended_rooms.take(room_id)
+        if ended is not None:
+            self.fail_room(room_id, ended)
+        elif room.failure is not None:
             # Refused before the request was there: upstream, which did not know the room then, is told again.
             self._conclude_failure(room_id, room.failure, tell_decode=True)
         elif not self._refuse_other_length(room):
@@ -68,6 +76,9 @@ class PrefillKVManager(RendezvousManager):
             return
         with room.lock:
             room.cleared = True
+            half = room.destination is None or room.request is None
+        if half:
+            self._ended_rooms.remember(room_id, room.failure or "the request ended at the prefill engine")
         self._stop_reads(room)
         room.release_runs()
         self._forget_if_idle(room)
@@ -213,6 +224,15 @@ class PrefillKVManager(RendezvousManager):
             self.clear_room(room_id)
 
     def _on_destination(self, message: Destination) -> None:
+        ended = self._ended_rooms.take(message.room)
+        if ended is not None:
+            self.send_kv_status_message(
+                targets=[(message.endpoint, message.port)],
+                bootstrap_room=message.room,
+                status=KVPoll.Failed,
+                failure_reason=ended,
+            )
+            return
         room = self._room(message.room)
         with room.lock:
             if room.destination is not None or room.ended:
@@ -254,10 +274,13 @@ class PrefillKVManager(RendezvousManager):
             room = self._rooms.get(notification.room)
             if target is not None:
                 self._ack_targets.setdefault(notification.room, []).append(target)
+        if room is None or room.request is None:
+            # Should the request still come, it must not wait for a destination that never will.
+            self._ended_rooms.remember(notification.room, ABORTED_BY_DECODE)
         if room is None:
             self._acknowledge(notification.room)
             return
-        self.fail_room(notification.room, "aborted by the decode engine", tell_decode=False)
+        self.fail_room(notification.room, ABORTED_BY_DECODE, tell_decode=False)
         if room.request is None:
             self.clear_room(notification.room)
         self._forget_if_idle(room)
@@ -274,6 +297,12 @@ class PrefillKVManager(RendezvousManager):
             if room_id not in self._rooms:
                 self._rooms[room_id] = PrefillRoom(room_id, time.monotonic())
             return self._rooms[room_id]
+
+    def describe_rooms(self, limit: int) -> list[dict[str, Any]]:
+        """The oldest open rooms, at most `limit`."""
+        with self._rooms_lock:
+            rooms = list(itertools.islice(self._rooms.values(), limit))
+        return [room.describe() for room in rooms]
 
     @property
     def n_rooms(self) -> int:

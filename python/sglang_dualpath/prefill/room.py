@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sglang_dualpath.blocks.key import BlockKey
 from sglang_dualpath.buffer.block_buffer import BlockLease
@@ -63,6 +64,20 @@ class PrefillRoom:
     def ended(self) -> bool:
         """No new job may begin: the request has failed or upstream has let go of it."""
         return self.failure is not None or self.cleared
+
+    def describe(self) -> dict[str, Any]:
+        """Where the request stands, for people who look for one that hangs."""
+        with self.lock:
+            return {
+                "room": self.room,
+                "rid": None if self.request is None else self.request.rid,
+                "destination_known": self.destination is not None,
+                "reading": self.started and not self.eligible,
+                "eligible": self.eligible,
+                "failure": self.failure,
+                "cleared": self.cleared,
+                "jobs": self.jobs,
+            }
 
     def begin_job(self) -> bool:
         """Count one more background job; False, and nothing counted, when the room has ended."""

@@ -4,6 +4,8 @@ from typing import Any
 
 from sglang_dualpath.engine import resources as engine_resources
 
+MAX_ROOMS_SHOWN = 32
+
 
 def engine_state(scheduler: Any) -> dict[str, Any]:
     """Counters, buffer, read and write queues, and rooms that are still open."""
@@ -25,6 +27,7 @@ def engine_state(scheduler: Any) -> dict[str, Any]:
         "nic_bytes": held.nic.bytes_read,
         "pending_writes": held.writer.n_pending,
         "rooms": 0 if manager is None else manager.n_rooms,
+        "oldest_rooms": [] if manager is None else manager.describe_rooms(MAX_ROOMS_SHOWN),
     }
 
 

@@ -40,15 +40,13 @@ def destinations(draw: st.DrawFn) -> Destination:
 
 
 hellos = st.builds(
-    lambda session, namespace, tp_size, aux: PeerHello(
+    lambda session, tp_size, aux: PeerHello(
         session=session,
-        namespace=namespace,
         tp_size=tp_size,
         aux_addresses=[address for address, _ in aux],
         aux_item_bytes=[n_bytes for _, n_bytes in aux],
     ),
     session=st.text(max_size=30),
-    namespace=st.text(max_size=64),
     tp_size=st.integers(1, 64),
     aux=st.lists(st.tuples(addresses, counts), max_size=4),
 )
@@ -131,7 +129,7 @@ def test_nesting_deeper_than_the_stack_is_a_value_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [A_DESTINATION, PeerHello(session="s", namespace="n", tp_size=1, aux_addresses=[], aux_item_bytes=[])]
+    "message", [A_DESTINATION, PeerHello(session="s", tp_size=1, aux_addresses=[], aux_item_bytes=[])]
 )
 def test_another_protocol_version_is_refused_by_its_number(message: Message) -> None:
     with pytest.raises(ValueError, match=f"version {PROTOCOL_VERSION + 1}, expected {PROTOCOL_VERSION}"):
@@ -169,6 +167,6 @@ def test_negative_progress_is_refused() -> None:
 
 
 def test_a_hello_whose_metadata_buffers_do_not_pair_up_is_refused() -> None:
-    hello = PeerHello(session="s", namespace="n", tp_size=1, aux_addresses=[1, 2], aux_item_bytes=[8, 8])
+    hello = PeerHello(session="s", tp_size=1, aux_addresses=[1, 2], aux_item_bytes=[8, 8])
     with pytest.raises(ValueError, match="aux"):
         decode(changed(hello, aux_item_bytes=[8]))

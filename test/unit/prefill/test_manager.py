@@ -51,6 +51,10 @@ class Prefill(PrefillKVManager):
         """Upstream's verdict on a room."""
         self.said.put(("failure", told))
 
+    def send_kv_status_message(self, **told: Any) -> None:
+        """Upstream's message to decode engines, without a verdict here."""
+        self.said.put(("status message", told))
+
     def _send_abort_ack(self, room: int, target: Any) -> None:
         self.said.put(("ack", room))
 
@@ -103,7 +107,7 @@ def prefill(resources: EngineResources) -> Iterator[Prefill]:
     assert_nothing_held(resources)
 
 
-HELLO = PeerHello(session="decode:1", namespace="", tp_size=1, aux_addresses=[], aux_item_bytes=[])
+HELLO = PeerHello(session="decode:1", tp_size=1, aux_addresses=[], aux_item_bytes=[])
 
 
 def request(resources: EngineResources) -> PrefillRequest:
@@ -281,6 +285,30 @@ def test_an_abort_before_the_request_came_leaves_no_room(prefill: Prefill, resou
     prefill.hears(destination(resources))
     prefill.aborted()
     prefill.wait_said("ack")
+    assert prefill.n_rooms == 0
+
+
+def test_a_request_that_comes_after_its_abort_fails_at_once(prefill: Prefill, resources: EngineResources) -> None:
+    prefill.aborted()
+    prefill.wait_said("ack")
+    prefill.open_room(ROOM, request(resources))
+    assert said_failure(prefill)[0] == "aborted by the decode engine"
+
+
+@pytest.mark.parametrize("ended_by", ["abort", "clear"])
+def test_a_destination_that_comes_after_its_request_has_ended_is_answered_and_makes_no_room(
+    prefill: Prefill, resources: EngineResources, ended_by: str
+) -> None:
+    prefill.hears(HELLO)
+    prefill.open_room(ROOM, request(resources))
+    if ended_by == "abort":
+        prefill.fail_room(ROOM, "Aborted by AbortReq.")
+        said_failure(prefill)
+    prefill.clear_room(ROOM)
+    prefill.hears(destination(resources))
+    what, told = prefill.next_said()
+    assert (what, told["status"], told["targets"]) == ("status message", KVPoll.Failed, [("10.0.0.2", 9000)])
+    assert ("Aborted" in told["failure_reason"]) == (ended_by == "abort")
     assert prefill.n_rooms == 0
 
 
