@@ -8,7 +8,8 @@ import sys
 import zmq
 from aiohttp import web
 
-from sglang_dualpath.router.arguments import RouterConfig, parse
+from sglang_dualpath.router.arguments import parse
+from sglang_dualpath.router.config import RouterConfig
 from sglang_dualpath.router.service import RouterService
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,12 @@ async def serve(config: RouterConfig) -> None:
         await runner.setup()
         await web.TCPSite(runner, config.host, config.port).start()
         logger.info(
-            "router on http://%s:%d, policy %s, reports on tcp://%s:%d",
+            "router on http://%s:%d, policy %s, reports on tcp://%s:%d, page at /dashboard",
             config.host,
             config.port,
-            config.policy,
-            config.control_host,
-            config.control_port,
+            config.scheduling.policy,
+            config.control.host,
+            config.control.port,
         )
         await stop.wait()
         logger.info("stopping: running requests have %.0f s", config.shutdown_grace_s)
@@ -50,7 +51,7 @@ def main() -> None:
     try:
         asyncio.run(serve(config))
     except zmq.ZMQError as error:
-        sys.exit(f"--control-port {config.control_port} on {config.control_host}: {error}; choose another")
+        sys.exit(f"--control-port {config.control.port} on {config.control.host}: {error}; choose another")
     except OSError as error:
         sys.exit(f"--port {config.port} on {config.host}: {error.strerror}; choose another")
 

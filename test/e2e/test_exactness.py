@@ -56,10 +56,11 @@ def test_page_aligned_turns_after_flush(stack: Stack, side: str) -> None:
     play(stack, seed=1 if side == "prefill" else 2, first=256, appended=64, n_new=64, side=side, flush=True)
 
 
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_unaligned_turns_after_flush(stack: Stack, side: str) -> None:
+@pytest.mark.parametrize(("side", "seed"), [("prefill", 3), ("decode", 4), ("split", 5)])
+def test_unaligned_turns_after_flush(stack: Stack, side: str, seed: int) -> None:
     """Prompts and answers end inside blocks, and inside chunks."""
-    play(stack, seed=3 if side == "prefill" else 4, first=713, appended=41, n_new=70, side=side, flush=True)
+    play(stack, seed=seed, first=713, appended=41, n_new=70, side=side, flush=True)
+    assert sum(state["counts"].get(f"planned_{side}_reads", 0) for state in stack.states()) >= 4
 
 
 def test_concurrent_sessions_as_the_router_plans(stack: Stack) -> None:

@@ -43,6 +43,7 @@ class DecodeKVManager(RendezvousManager):
         with self._rooms_lock:
             self._rooms[room.room] = room
         self.resources.counters.add("decode_requests")
+        self.resources.counters.add("prompt_tokens", room.prompt_tokens)
 
     def close_room(self, room: DecodeRoom) -> None:
         """The request's KV is admitted, or nobody can write it any more: its buffer is free."""

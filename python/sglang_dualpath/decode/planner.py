@@ -66,7 +66,7 @@ class ReadPlanner:
         # The last token must be computed for its logits, so a hit ends before it.
         usable = room.chain.keys[: (room.prompt_tokens - 1) // geometry.block_tokens]
         hit_blocks = self._look_up(room, usable)
-        decode_blocks = hit_blocks if hit_blocks and self._side(room) == "decode" else 0
+        decode_blocks = round(hit_blocks * self._share(room)) if hit_blocks else 0
         with room.lock:
             if room.aborted or room.lease is None:
                 return
@@ -77,10 +77,9 @@ class ReadPlanner:
                 room.read = self._resources.read_queue.submit(
                     usable[:decode_blocks], views, geometry.block_tokens, lambda read: self._on_read(room, read, send)
                 )
-            else:
-                with self._lock:
-                    room.delegated_tokens = hit_blocks * geometry.block_tokens
-                    self._delegated_tokens += room.delegated_tokens
+            with self._lock:
+                room.delegated_tokens = (hit_blocks - decode_blocks) * geometry.block_tokens
+                self._delegated_tokens += room.delegated_tokens
             room.sent = send(
                 Destination(
                     room=room.room,
@@ -96,9 +95,9 @@ class ReadPlanner:
                 )
             )
         self._resources.counters.add("hit_blocks", hit_blocks)
-        self._resources.counters.add(
-            "planned_decode_reads" if decode_blocks else "planned_prefill_reads", hit_blocks > 0
-        )
+        if hit_blocks:
+            kind = "prefill" if decode_blocks == 0 else "decode" if decode_blocks == hit_blocks else "split"
+            self._resources.counters.add(f"planned_{kind}_reads")
 
     def _look_up(self, room: DecodeRoom, keys: list[bytes]) -> int:
         """Leading blocks in the store, including those this engine is just writing."""
@@ -114,17 +113,18 @@ class ReadPlanner:
             self._resources.counters.fallback("lookup_failed", f"room {room.room}: {error}; the prompt is computed")
             return 0
 
-    def _side(self, room: DecodeRoom) -> str:
+    def _share(self, room: DecodeRoom) -> float:
+        """What this engine reads of the room's cached blocks, 0 to 1."""
         if self._resources.config.path == "prefill":
-            if room.planned_side == "decode":
+            if room.planned_share:
                 self._resources.counters.fallback(
                     "plan_needs_dual",
                     f"room {room.room}: the router plans a decode-side read; start with --kv-path dual",
                 )
-            return "prefill"
-        if room.planned_side is not None:
-            return room.planned_side
-        return "decode" if self._resources.nic.node_queued_tokens() <= self._delegated_tokens else "prefill"
+            return 0.0
+        if room.planned_share is not None:
+            return room.planned_share
+        return 1.0 if self._resources.nic.node_queued_tokens() <= self._delegated_tokens else 0.0
 
     def _on_read(self, room: DecodeRoom, read: BatchRead, send: Send) -> None:
         counters = self._resources.counters

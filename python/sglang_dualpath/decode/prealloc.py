@@ -3,6 +3,7 @@
 A request takes device memory only at admission, when its whole prompt is in the buffer (paper section 'why a DE buffer').
 """
 
+import time
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class DualPathPreallocQueue(DecodePreallocQueue):
                     bootstrap_addr=decode_req.kv_receiver.bootstrap_addr,
                     prompt_tokens=len(tokens),
                     chain=chain,
-                    planned_side=None if plan is None else plan.read_side,
+                    planned_share=None if plan is None else plan.share,
                 )
             )
         return decode_req
@@ -128,9 +129,13 @@ class DualPathPreallocQueue(DecodePreallocQueue):
 
     def allocate_host_staged(self, decode_req: DecodeRequest) -> bool:
         """Admit a request whose prompt is complete in the buffer, once the device has room for it."""
+        room = decode_req.kv_receiver.room
+        if room.complete_at_s is None:
+            room.complete_at_s = time.monotonic()
         if not super().allocate_host_staged(decode_req):
             return False
         self._admit(decode_req)
+        self._resources.stages.observe("admit", time.monotonic() - room.complete_at_s)
         return True
 
     def _admit(self, decode_req: DecodeRequest) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from sglang_dualpath.blocks.key import BlockKeyChain
 from sglang_dualpath.buffer.block_buffer import BlockLease
@@ -23,7 +23,8 @@ class DecodeRoom:
     prompt_tokens: int
     chain: BlockKeyChain
     """Keys of the prompt, to be extended by what is decoded."""
-    planned_side: Literal["prefill", "decode"] | None
+    planned_share: float | None
+    """Of its cached blocks, what the router plans this engine to read; None without a plan."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     lease: BlockLease | None = None
     read: BatchRead | None = None
@@ -34,6 +35,8 @@ class DecodeRoom:
     sent: bool = False
     aborted: bool = False
     peer_lost: bool = False
+    complete_at_s: float | None = None
+    """When its prompt was found complete in the buffer."""
 
     def describe(self) -> dict[str, Any]:
         """Where the request stands, for people who look for one that hangs."""

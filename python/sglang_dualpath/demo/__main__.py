@@ -23,12 +23,16 @@ from sglang_dualpath.bench.trace import Trace
 from sglang_dualpath.checkpoints.__main__ import make
 from sglang_dualpath.config import parse_size_bytes
 from sglang_dualpath.demo.cluster import Cluster, ClusterSettings, running
+from sglang_dualpath.demo.model_size import kv_token_bytes
 from sglang_dualpath.demo.process import ServerFailed
 from sglang_dualpath.demo.steps import Steps
 from sglang_dualpath.demo.upstream import UpstreamCluster, running_upstream
 
 UPSTREAM_CACHE_TOKENS = 24_576
 """Device cache of the upstream column, less than its 1 GB of host memory, which HiCache requires."""
+
+NIC_TOKENS_PER_S = 870
+"""So slow that reading a context takes a few times as long as computing a turn on two cores, as it does on real clusters."""
 
 COLUMNS_OF_OURS = 2
 SHOWN_TURNS = 3
@@ -68,7 +72,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--appended-words", type=int, default=16, help="mean tool output a turn (default %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=6, help="mean answer (default %(default)s)")
     parser.add_argument(
-        "--bandwidth", type=parse_size_bytes, default=parse_size_bytes("20M"), help="bytes/s of each node's NIC (20M)"
+        "--bandwidth",
+        type=parse_size_bytes,
+        default=None,
+        help=f"bytes/s of each node's NIC (default: {NIC_TOKENS_PER_S} tokens of KV a second, as this CPU stores them)",
     )
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
@@ -82,6 +89,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     model = (arguments.models / "smollm2").resolve()
     with console.status("making the SmolLM2-135M-Instruct checkpoint (once)"):
         make("smollm2", model, "bfloat16")
+    if arguments.bandwidth is None:
+        arguments.bandwidth = NIC_TOKENS_PER_S * kv_token_bytes(model)
     trace = agent_trace(
         arguments.seed,
         arguments.agents,

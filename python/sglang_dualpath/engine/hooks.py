@@ -76,7 +76,9 @@ def stream_forward(original: Any, scheduler: Any, batch: Any, *args: Any, **kwar
     finally:
         streamer.end()
         tokens = sum(req.extend_end or 0 for req in batch.reqs)
-        engine_resources.current().compute_rate.observe(tokens, time.monotonic() - began_s)
+        elapsed_s = time.monotonic() - began_s
+        engine_resources.current().compute_rate.observe(tokens, elapsed_s)
+        engine_resources.current().new_token_rate.observe(batch.extend_num_tokens or 0, elapsed_s)
 
 
 def prealloc_queue_class() -> type:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang_dualpath.blocks.key import BlockKeyChain, BlockNamespace
@@ -18,6 +18,7 @@ from sglang_dualpath.store.url import open_store
 from sglang_dualpath.store.writer import BlockWriter
 from sglang_dualpath.telemetry.counters import EngineCounters
 from sglang_dualpath.telemetry.rate import ComputeRate
+from sglang_dualpath.telemetry.stages import StageTimes
 from sglang_dualpath.transport.mooncake import MooncakeTransport, rdma_devices
 from sglang_dualpath.transport.transport import Transport
 
@@ -45,6 +46,9 @@ class EngineResources:
     counters: EngineCounters
     compute_rate: ComputeRate
     wakeup: threading.Event
+    stages: StageTimes = field(default_factory=StageTimes)
+    new_token_rate: ComputeRate = field(default_factory=ComputeRate)
+    """Like `compute_rate`, cached tokens left out."""
 
     def key_chain(self, extra_key: str | None) -> BlockKeyChain:
         """A chain that keys a request's blocks; `extra_key` separates tenants (upstream `Req.extra_key`)."""

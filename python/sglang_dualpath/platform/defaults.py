@@ -1,9 +1,13 @@
 """What a server on a CPU runs with unless told otherwise, so that `--model-path` alone serves."""
 
+import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from sglang_dualpath.platform.attention import registration
+
+logger = logging.getLogger(__name__)
 
 PAGE_TOKENS = 64
 MAX_TOTAL_TOKENS = 65_536
@@ -11,6 +15,9 @@ MAX_TOTAL_TOKENS = 65_536
 
 MEM_FRACTION = 0.5
 """Of the memory free at start, for weights and KV; the pool is bounded by MAX_TOTAL_TOKENS first."""
+
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+"""Any of them in /proc/cpuinfo."""
 
 MAX_RUNNING_REQUESTS = 32
 CHUNKED_PREFILL_TOKENS = 2_048
@@ -43,9 +50,8 @@ def fill_in(server_args: Any) -> None:
             setattr(server_args, name, value)
     for name, value in _ALWAYS.items():
         setattr(server_args, name, value)
-    if server_args.dtype == "auto" and _is_checkpoint_float32(server_args.model_path):
-        # Upstream's 'auto' halves a float32 checkpoint to float16, which a CPU computes slower than either.
-        server_args.dtype = "float32"
+    if server_args.dtype == "auto":
+        server_args.dtype = usual_dtype(server_args.model_path)
     _fill_in_disaggregation(server_args)
 
 
@@ -57,6 +63,29 @@ def _fill_in_disaggregation(server_args: Any) -> None:
     if server_args.disaggregation_ib_device is None:
         # What upstream's backend name `mooncake_tcp` stands for; by now that name has been resolved already.
         os.environ.setdefault("MC_FORCE_TCP", "1")
+
+
+def usual_dtype(model_path: str) -> str:
+    """What `--dtype auto` stands for on this CPU.
+
+    Upstream's own choice halves a float32 checkpoint to float16, which a CPU computes slower than either, and keeps bfloat16,
+    which one without instructions for it computes several times slower than float32.
+    """
+    if _is_checkpoint_float32(model_path):
+        return "float32"
+    if not computes_bfloat16():
+        logger.info("this CPU has no instructions for bfloat16: computing in float32 (--dtype bfloat16 overrides)")
+        return "float32"
+    return "auto"
+
+
+def computes_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU multiplies bfloat16 by itself."""
+    try:
+        flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "")
+    except OSError:
+        return False
+    return not BFLOAT16_FLAGS.isdisjoint(flags.split())
 
 
 def _is_checkpoint_float32(model_path: str) -> bool:

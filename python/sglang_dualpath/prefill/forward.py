@@ -86,6 +86,8 @@ def streamed_tokens(manager: PrefillKVManager, batch: Any, req_to_token: torch.T
         stop = min(req.extend_end, room.request.prompt_tokens)
         if stop <= start:
             continue
+        if room.streamed_to_token == 0:
+            manager.leave_stage(room, "wait")
         room.streamed_to_token = stop
         parts.append(
             StreamedTokens(room, start, req_to_token[req.kv.req_pool_idx, start:stop].to(torch.int64, copy=True))

@@ -16,6 +16,7 @@ from sglang_dualpath.prefill.ended_rooms import EndedRooms
 from sglang_dualpath.prefill.reading import PromptReader
 from sglang_dualpath.prefill.room import PrefillRequest, PrefillRoom
 from sglang_dualpath.prefill.stream import Finish, HitBlocks, PeerStream, StagingArea, StreamEvents, StreamItem
+from sglang_dualpath.telemetry.stages import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class PrefillKVManager(RendezvousManager):
         room = self._room(room_id)
         with room.lock:
             room.request = request
+            room.leave_stage(time.monotonic())
         with self._rooms_lock:
             self._rooms_by_rid[request.rid] = room
         self.resources.counters.add("prefill_requests")
@@ -123,6 +125,7 @@ class PrefillKVManager(RendezvousManager):
         """All of the request's KV is queued: end its stream with the metadata of the first token."""
         destination = room.destination
         assert destination is not None
+        self.leave_stage(room, "compute")
 
         def send_metadata() -> None:
             peer = self._peers[destination.session]
@@ -166,11 +169,17 @@ class PrefillKVManager(RendezvousManager):
                 run.lease.retain()
                 if not self.stream(HitBlocks(room, run, n_blocks)):
                     run.lease.release()
+        self.leave_stage(room, "load")
         logger.debug("room %d eligible with %d hit tokens", room.room, room.usable_hit_blocks * geometry.block_tokens)
         self.update_status(room.room, KVPoll.WaitingForInput)
         self.resources.wakeup.set()
 
+    def leave_stage(self, room: PrefillRoom, stage: Stage) -> None:
+        """The request has come through a stage: its time is counted."""
+        self.resources.stages.observe(stage, room.leave_stage(time.monotonic()))
+
     def _on_finished(self, room: PrefillRoom) -> None:
+        self.leave_stage(room, "transfer")
         destination = room.destination
         assert destination is not None
         self.conclude_transfer(

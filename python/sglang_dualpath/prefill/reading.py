@@ -6,6 +6,7 @@ neither could read is computed.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -48,6 +49,7 @@ class PromptReader:
                 room.remote_ready_blocks = 0
             room.read_to_block = hit_blocks
             early = room.early_progress_blocks
+            self._resources.stages.observe("queue", room.leave_stage(time.monotonic()))
         self._read(room, decode_blocks, hit_blocks)
         if early is not None:
             self.remote_progress(room, early)

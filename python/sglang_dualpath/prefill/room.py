@@ -59,11 +59,18 @@ class PrefillRoom:
     streamed_bytes: int = 0
     streamed_to_token: int = 0
     device_hit_tokens: int = 0
+    stage_began_s: float | None = None
+    """When the stage that the request is in began; None before it is here."""
 
     @property
     def ended(self) -> bool:
         """No new job may begin: the request has failed or upstream has let go of it."""
         return self.failure is not None or self.cleared
+
+    def leave_stage(self, now_s: float) -> float:
+        """Seconds since the last call; the first one only begins."""
+        began_s, self.stage_began_s = self.stage_began_s, now_s
+        return 0.0 if began_s is None else now_s - began_s
 
     def describe(self) -> dict[str, Any]:
         """Where the request stands, for people who look for one that hangs."""

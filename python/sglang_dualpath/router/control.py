@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import zmq
 import zmq.asyncio
+import zmq.auth
 
 from sglang_dualpath.telemetry.report import MAX_REPORT_BYTES, EngineReport, ReportAck, decode_report, encode
 
@@ -12,10 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 class ControlSocket:
-    """A ZMQ ROUTER socket on the event loop. Raises zmq.ZMQError where it cannot bind."""
+    """A ZMQ ROUTER socket on the event loop. Raises zmq.ZMQError where it cannot bind, OSError or ValueError for a
+    `curve_secret` that is no key file."""
 
     def __init__(
-        self, endpoint: str, on_report: Callable[[EngineReport], None], on_malformed: Callable[[], None]
+        self,
+        endpoint: str,
+        on_report: Callable[[EngineReport], None],
+        on_malformed: Callable[[], None],
+        curve_secret: Path | None = None,
     ) -> None:
         self._on_report = on_report
         self._on_malformed = on_malformed
@@ -23,6 +30,12 @@ class ControlSocket:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPORT_BYTES)
+        if curve_secret is not None:
+            public, secret = zmq.auth.load_certificate(curve_secret)
+            if secret is None:
+                raise ValueError(f"{curve_secret} holds no secret key")
+            self._socket.curve_server = True
+            self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
         self._socket.bind(endpoint)
         self._received = 0
 

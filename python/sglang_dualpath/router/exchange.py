@@ -3,14 +3,12 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
-from sglang_dualpath.router.body import PreparedBody
-from sglang_dualpath.router.scheduling.engine import Assignment
+from sglang_dualpath.router.prompt.prepared import PreparedBody
 from sglang_dualpath.telemetry.plan import PLAN_HEADER
 
 logger = logging.getLogger(__name__)
@@ -38,11 +36,27 @@ class Answer:
 
 
 class EngineFailed(Exception):
-    """An engine answered with an error, or went away. `answer` is what the client should get."""
+    """An engine answered with an error. `answer` is what the client should get, `url` whose it is."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(f"status {answer.status}")
+    def __init__(self, url: str, answer: Answer) -> None:
+        super().__init__(f"status {answer.status} of {url}")
+        self.url = url
         self.answer = answer
+
+
+class EngineLost(EngineFailed):
+    """An engine went away in the midst of a request."""
+
+    def __init__(self, role: str, url: str, how: str) -> None:
+        super().__init__(url, error_answer(502, f"the {role} engine {url} went away: {how}", "engine_failed"))
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePair:
+    """The two servers of one request."""
+
+    prefill_url: str
+    decode_url: str
 
 
 class PairExchange:
@@ -51,27 +65,30 @@ class PairExchange:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        assignment: Assignment,
+        pair: EnginePair,
         path: str,
         prepared: PreparedBody,
         headers: Mapping[str, str],
     ) -> None:
         self._session = session
-        self._assignment = assignment
+        self._pair = pair
         self._path = path
         self._rids = prepared.rids
-        self._data = json.dumps(prepared.body).encode()
+        self._prepared = prepared
         self._headers = {
             **headers,
             "content-type": "application/json",
             PLAN_HEADER: json.dumps(prepared.kv_hints),
         }
         self._finished = False
-        self.prefill_done = asyncio.Event()
+        self._failure: Exception | None = None
+        self.prefill_done: Callable[[], None] = lambda: None
+        """Called once the prefill engine has done its part."""
 
     async def __aenter__(self) -> "PairExchange":
         self._prefill = asyncio.create_task(self._run_prefill())
-        self._decode = asyncio.create_task(self._post(self._assignment.decode_url))
+        self._decode = asyncio.create_task(self._post(self._pair.decode_url, self._prepared.decode_data))
+        self._prefill.add_done_callback(self._on_prefill)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -83,11 +100,15 @@ class PairExchange:
         if not self._finished:
             await asyncio.shield(self._abort_both())
 
+    def lose(self, url: str) -> None:
+        """One of the two engines has been found dead by other means: end the exchange with EngineLost."""
+        role = "prefill" if url == self._pair.prefill_url else "decode"
+        self._fail(EngineLost(role, url, "it does not answer its health check"))
+
     async def answer(self, merge_logprobs: bool) -> Answer:
         """The whole answer of the decode engine. Raises EngineFailed or Unreachable."""
-        response = await self._decode_headers()
-        body = await self._unless_prefill_fails(response.read())
-        answer = Answer(response.status, body, response.headers.get("content-type", "application/json"))
+        response = await self._decode_response()
+        answer = await self._whole(response)
         if answer.status == 200:
             prefill = await self._prefill
             if merge_logprobs:
@@ -97,67 +118,74 @@ class PairExchange:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """The decode engine's chunks as they come. Raises EngineFailed or Unreachable, also in mid-stream."""
-        response = await self._decode_headers()
+        response = await self._decode_response()
         if response.status != 200:
-            body = await self._unless_prefill_fails(response.read())
-            raise EngineFailed(Answer(response.status, body, response.headers.get("content-type", "application/json")))
-        ended = False
-        while not ended:
-            chunk = await self._unless_prefill_fails(response.content.readany())
-            ended = not chunk
-            if chunk:
+            raise EngineFailed(self._pair.decode_url, await self._whole(response))
+        try:
+            while chunk := await response.content.readany():
                 yield chunk
+        except aiohttp.ClientError as error:
+            raise EngineLost("decode", self._pair.decode_url, type(error).__name__) from error
         self._finished = True
 
-    async def _decode_headers(self) -> aiohttp.ClientResponse:
-        await asyncio.wait({self._prefill, self._decode}, return_when=asyncio.FIRST_COMPLETED)
-        if self._prefill.done():
-            self._prefill.result()
-        return await self._unless_prefill_fails(asyncio.shield(self._decode))
-
-    async def _unless_prefill_fails(self, work: Any) -> Any:
-        """Await `work` on the decode side; a failure of the prefill side ends it at once."""
-        task = asyncio.ensure_future(work)
+    async def _decode_response(self) -> aiohttp.ClientResponse:
         try:
-            if not self._prefill.done():
-                await asyncio.wait({task, self._prefill}, return_when=asyncio.FIRST_COMPLETED)
-            if self._prefill.done():
-                self._prefill.result()
-            return await task
-        except aiohttp.ClientError as error:
-            raise EngineFailed(_gone("decode", self._assignment.decode_url, error)) from error
-        finally:
-            if not task.done():
-                task.cancel()
+            return await self._decode
+        except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
 
-    async def _run_prefill(self) -> Answer:
-        """The prefill engine's whole answer. Raises EngineFailed when it is an error."""
-        url = self._assignment.prefill_url
-        response = await self._post(url)
+    async def _whole(self, response: aiohttp.ClientResponse) -> Answer:
         try:
             body = await response.read()
         except aiohttp.ClientError as error:
-            raise EngineFailed(_gone("prefill", url, error)) from error
+            raise EngineLost("decode", self._pair.decode_url, type(error).__name__) from error
+        return Answer(response.status, body, response.headers.get("content-type", "application/json"))
+
+    def _on_prefill(self, task: "asyncio.Task[Answer]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert isinstance(error, Exception)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End what waits for the decode engine with `error`; the first one stands."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        if not self._decode.done():
+            self._decode.cancel()
+        elif not self._decode.cancelled() and self._decode.exception() is None:
+            self._decode.result().content.set_exception(error)
+
+    async def _run_prefill(self) -> Answer:
+        """The prefill engine's whole answer. Raises EngineFailed when it is an error."""
+        url = self._pair.prefill_url
+        response = await self._post(url, self._prepared.prefill_data)
+        try:
+            body = await response.read()
+        except aiohttp.ClientError as error:
+            raise EngineLost("prefill", url, type(error).__name__) from error
         answer = Answer(response.status, body, response.headers.get("content-type", "application/json"))
         if answer.status != 200:
-            raise EngineFailed(answer)
+            raise EngineFailed(url, answer)
         if _ERROR_EVENT in body:
-            raise EngineFailed(_error_in_stream(body))
-        self.prefill_done.set()
+            raise EngineFailed(url, _error_in_stream(body))
+        self.prefill_done()
         return answer
 
-    async def _post(self, url: str) -> aiohttp.ClientResponse:
+    async def _post(self, url: str, data: bytes) -> aiohttp.ClientResponse:
         try:
-            return await self._session.post(url + self._path, data=self._data, headers=self._headers)
+            return await self._session.post(url + self._path, data=data, headers=self._headers)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unreachable(url) from error
         except aiohttp.ClientError as error:
-            role = "prefill" if url == self._assignment.prefill_url else "decode"
-            raise EngineFailed(_gone(role, url, error)) from error
+            role = "prefill" if url == self._pair.prefill_url else "decode"
+            raise EngineLost(role, url, type(error).__name__) from error
 
     async def _abort_both(self) -> None:
         """Tell both engines to stop; closing the connections alone leaves a streamless request running for a while."""
-        urls = (self._assignment.prefill_url, self._assignment.decode_url)
+        urls = (self._pair.prefill_url, self._pair.decode_url)
         await asyncio.gather(*(self._abort(url, rid) for url in urls for rid in self._rids))
 
     async def _abort(self, url: str, rid: str) -> None:
@@ -177,10 +205,6 @@ def error_answer(status: int, message: str, kind: str) -> Answer:
     """An error in the shape that OpenAI clients and upstream's own share."""
     body = {"error": {"message": message, "type": kind, "code": status}}
     return Answer(status, json.dumps(body).encode(), "application/json")
-
-
-def _gone(role: str, url: str, error: BaseException) -> Answer:
-    return error_answer(502, f"the {role} engine {url} went away: {type(error).__name__}", "engine_failed")
 
 
 def _error_in_stream(body: bytes) -> Answer:

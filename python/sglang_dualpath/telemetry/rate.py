@@ -26,6 +26,11 @@ class ComputeRate:
             self._measured = True
 
     @property
+    def measured_tokens_per_s(self) -> float | None:
+        """The average so far; None before the first forward."""
+        return self._tokens_per_s if self._measured else None
+
+    @property
     def tokens_per_s(self) -> float:
         """The average so far."""
         return self._tokens_per_s

@@ -6,10 +6,11 @@ import msgspec
 
 from sglang_dualpath.telemetry.engine_url import check_engine_url
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 MAX_REPORT_BYTES = 64 * 2**10
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
@@ -36,6 +37,20 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Tokens the node reads in 3 s: a queue up to this counts as short."""
     beta_tokens: Count
     """Tokens the engine computes in 5 s: more unfinished ones count as overload."""
+    read_tokens_per_s: Positive | None = None
+    """What the node's storage delivers; None when unlimited or unknown."""
+    compute_tokens_per_s: Positive | None = None
+    """New prompt tokens the engine computes a second; None before the first forward."""
+    read_bytes: Count = 0
+    """Bytes of hit blocks this engine has read from the store since it started."""
+    node_read_bytes: Count = 0
+    """All bytes that have come through the node's storage NIC."""
+    prompt_tokens: Count = 0
+    """Of all requests so far (decode engines)."""
+    hit_tokens: Count = 0
+    """Of those, what the store held."""
+    fallbacks: Count = 0
+    """Times this engine did less than planned."""
     sent_at_s: float
 
 

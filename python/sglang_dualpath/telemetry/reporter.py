@@ -1,6 +1,7 @@
 """The thread of an engine rank that reports its load to the router."""
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -15,6 +16,10 @@ from sglang_dualpath.telemetry.report import EngineReport, encode
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.1
+
+ROUTER_KEY_VARIABLE = "SGLANG_DUALPATH_ROUTER_KEY"
+"""The public CURVE key of a router started with --control-curve-secret; not a flag, so that it stands in no process list."""
+
 ALPHA_READ_S = 3.0
 BETA_COMPUTE_S = 5.0
 UNLIMITED_READ_TOKENS_PER_S = 1_000_000
@@ -33,6 +38,11 @@ def _report(scheduler: Any, endpoint: str) -> None:
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 4)
+    router_key = os.environ.get(ROUTER_KEY_VARIABLE)
+    if router_key:
+        # A key pair of this process's own: who holds the router's public key may report.
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = router_key.encode()
     socket.connect(endpoint)
     source = _ReportSource(scheduler)
     while True:
@@ -68,6 +78,8 @@ class _ReportSource:
         held = self._resources
         lengths = [len(req.origin_input_ids) + len(req.output_ids) for req in self._unfinished()]
         geometry = held.paged.geometry
+        counted = held.counters.snapshot()
+        counts = counted["counts"]
         return EngineReport(
             engine_id=self._engine_id,
             role="prefill" if held.role == "prefill" else "decode",
@@ -81,15 +93,22 @@ class _ReportSource:
             read_q_tokens=held.nic.node_queued_tokens(),
             free_kv_tokens=int(self._scheduler.token_to_kv_pool_allocator.available_size()),
             free_buffer_tokens=held.buffer.n_free_blocks * geometry.block_tokens,
-            alpha_tokens=int(ALPHA_READ_S * self._read_tokens_per_s()),
+            alpha_tokens=int(ALPHA_READ_S * (self._read_tokens_per_s() or UNLIMITED_READ_TOKENS_PER_S)),
             beta_tokens=int(BETA_COMPUTE_S * held.compute_rate.tokens_per_s),
+            read_tokens_per_s=self._read_tokens_per_s(),
+            compute_tokens_per_s=held.new_token_rate.measured_tokens_per_s,
+            read_bytes=counts.get("read_bytes", 0),
+            node_read_bytes=held.nic.node_bytes_read(),
+            prompt_tokens=counts.get("prompt_tokens", 0),
+            hit_tokens=counts.get("hit_blocks", 0) * geometry.block_tokens,
+            fallbacks=sum(counted["fallbacks"].values()),
             sent_at_s=time.time(),
         )
 
-    def _read_tokens_per_s(self) -> float:
+    def _read_tokens_per_s(self) -> float | None:
         bandwidth = self._resources.nic.bandwidth_bytes_per_s
         if bandwidth is None:
-            return UNLIMITED_READ_TOKENS_PER_S
+            return None
         geometry = self._resources.paged.geometry
         return bandwidth / (geometry.n_layers * geometry.token_bytes)
 

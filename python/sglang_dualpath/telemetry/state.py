@@ -13,6 +13,7 @@ def engine_state(scheduler: Any) -> dict[str, Any]:
     manager = kv_manager(scheduler)
     return {
         **held.counters.snapshot(),
+        "stages": held.stages.snapshot(),
         "role": held.role,
         "node_id": held.config.node_id,
         "kv_path": held.config.path,

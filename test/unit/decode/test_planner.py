@@ -32,10 +32,11 @@ class Decode:
         self.sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.failures: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def room(self, n_tokens: int, side: str | None = None, room_id: int = 1) -> DecodeRoom:
+    def room(self, n_tokens: int, side: str | float | None = None, room_id: int = 1) -> DecodeRoom:
         """A room whose lease is there."""
         chain = prompt_chain(self.resources.namespace, n_tokens, room_id)
-        room = DecodeRoom(room_id, f"rid-{room_id}", "h:1", n_tokens, chain, side)  # type: ignore[arg-type]
+        share = {"prefill": 0.0, "decode": 1.0}[side] if isinstance(side, str) else side
+        room = DecodeRoom(room_id, f"rid-{room_id}", "h:1", n_tokens, chain, share)
         room.lease = self.resources.buffer.lease(-(-n_tokens // BLOCK_TOKENS))
         assert room.lease is not None
         return room
@@ -198,6 +199,19 @@ def test_path_prefill_reads_nothing_here_even_without_a_plan(prefill_only: Decod
     assert (message.hit_blocks, message.decode_read_blocks) == (2, 0)
     assert prefill_only.fallbacks() == {}
     prefill_only.close(room)
+
+
+@pytest.mark.parametrize(("share", "here"), [(0.25, 1), (0.5, 2), (0.8, 3), (0.1, 0), (0.9, 4)])
+def test_a_split_plan_reads_the_leading_blocks_of_its_share_here(side: Decode, share: float, here: int) -> None:
+    room = side.room(4 * BLOCK_TOKENS + 1, share)
+    persist(side.resources, room.chain.keys)
+    message = side.plan(room)
+    assert (message.hit_blocks, message.decode_read_blocks) == (4, here)
+    if here:
+        assert side.progress() == ReadProgress(room=1, ready_blocks=here)
+    kind = {0: "prefill", 4: "decode"}.get(here, "split")
+    assert side.resources.counters.snapshot()["counts"][f"planned_{kind}_reads"] == 1
+    side.close(room)
 
 
 def test_path_prefill_counts_a_plan_it_cannot_honour(prefill_only: Decode) -> None:

@@ -83,20 +83,36 @@ def test_upstreams_pick_of_kernels_that_are_not_there_is_replaced(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("config", "dtype"),
+    ("config", "has_bfloat16", "dtype"),
     [
-        ({"dtype": "float32"}, "float32"),
-        ({"torch_dtype": "float32"}, "float32"),
-        ({}, "float32"),
-        ({"dtype": "bfloat16"}, "auto"),
-        ({"torch_dtype": "float16"}, "auto"),
+        ({"dtype": "float32"}, True, "float32"),
+        ({"torch_dtype": "float32"}, True, "float32"),
+        ({}, True, "float32"),
+        ({"dtype": "bfloat16"}, True, "auto"),
+        ({"torch_dtype": "float16"}, True, "auto"),
+        ({"dtype": "bfloat16"}, False, "float32"),
     ],
 )
-def test_a_float32_checkpoint_is_served_in_float32(tmp_path: Path, config: dict[str, str], dtype: str) -> None:
+def test_a_model_is_served_in_a_type_that_the_cpu_computes_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, str], has_bfloat16: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(defaults, "computes_bfloat16", lambda: has_bfloat16)
     assert filled_in(checkpoint(tmp_path, **config)).dtype == dtype
 
 
-def test_a_model_that_cannot_be_found_is_left_to_upstream(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "has_it"),
+    [("fpu avx2 fma", False), ("avx512f avx512_bf16", True), ("avx2 amx_bf16 amx_tile", True), ("avx512f", False)],
+)
+def test_whether_the_cpu_has_bfloat16_is_read_from_its_flags(tmp_path: Path, flags: str, has_it: bool) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    assert defaults.computes_bfloat16(cpuinfo) == has_it
+    assert not defaults.computes_bfloat16(tmp_path / "nothing")
+
+
+def test_a_model_that_cannot_be_found_is_left_to_upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "computes_bfloat16", lambda: True)
     assert filled_in(str(tmp_path / "nothing")).dtype == "auto"
 
 

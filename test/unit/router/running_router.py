@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from sglang_dualpath.router.arguments import parse
+from sglang_dualpath.router.membership.server import Server
 from sglang_dualpath.router.service import RouterService
 from sglang_dualpath.telemetry.report import EngineReport
 
@@ -28,16 +29,23 @@ class RunningRouter:
 
     def in_flight(self) -> int:
         """How many requests the fleet counts on its engines."""
-        return sum(len(engine.work) for engine in self.service.fleet.engines())
+        return sum(engine.own_seq for engine in self.service.core.scheduler.cluster.engines.values())
 
     def metric(self, name: str, **labels: str) -> float:
         """A metric's value; 0 where it has not been counted."""
-        return self.service.metrics.registry.get_sample_value(f"dualpath_router_{name}", labels) or 0.0
+        registries = (self.service.front_metrics.registry, self.service.core.metrics.registry)
+        values = (registry.get_sample_value(f"dualpath_router_{name}", labels) for registry in registries)
+        return next((value for value in values if value is not None), 0.0)
+
+    def server(self, engine: StubEngine) -> Server:
+        """The router's view of an engine."""
+        server = self.service.core.servers.get(engine.url)
+        assert server is not None
+        return server
 
     def report(self, engine: StubEngine, **changes: object) -> None:
         """Let an engine report, as if over the control socket."""
-        role = self.service.fleet.engine(engine.url).role
-        self.service.fleet.take_report(report_of(engine.url, role, **changes))
+        self.service.core.take_report(report_of(engine.url, self.server(engine).role, **changes))
 
 
 def report_of(url: str, role: str, **changes: object) -> EngineReport:
@@ -45,7 +53,7 @@ def report_of(url: str, role: str, **changes: object) -> EngineReport:
     fields: dict[str, object] = {
         "engine_id": url,
         "role": role,
-        "node_id": "node",
+        "node_id": f"node of {url}",
         "url": url,
         "dp_rank": 0,
         "kv_path": "dual",
@@ -64,9 +72,10 @@ def report_of(url: str, role: str, **changes: object) -> EngineReport:
 
 @contextlib.asynccontextmanager
 async def running_router(
-    prefill: Sequence[StubEngine], decode: Sequence[StubEngine], *flags: str
+    prefill: Sequence[StubEngine], decode: Sequence[StubEngine], *flags: str, wait: bool = True
 ) -> AsyncIterator[RunningRouter]:
-    """A router over these engines, started with these flags besides. It probes them once, then seldom."""
+    """A router over these engines, started with these flags besides. It probes them once, then seldom; with `wait`, it is
+    ready."""
     argv = ["--pd-disaggregation", "--control-host", "127.0.0.1", "--control-port", "0"]
     for engine in prefill:
         argv += ["--prefill", engine.url, str(BOOTSTRAP_PORT)]
@@ -80,7 +89,10 @@ async def running_router(
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession() as client:
-            yield RunningRouter(service, url, client)
+            router = RunningRouter(service, url, client)
+            if wait:
+                await probed(router, [*prefill, *decode])
+            yield router
     finally:
         await runner.cleanup()
 
@@ -114,6 +126,6 @@ def message(body: bytes) -> str:
 async def probed(router: RunningRouter, engines: list[StubEngine]) -> None:
     """Wait until the router's first probe is over, so that it finds nothing out by itself afterwards."""
     await until(lambda: all(engine.n_probes > 0 for engine in engines))
-    await until(lambda: all(router.service.fleet.engine(engine.url).healthy for engine in engines))
+    await until(lambda: all(router.server(engine).healthy for engine in engines))
     async with router.client.get(router.url + "/health") as response:
         assert response.status == 200

@@ -86,7 +86,10 @@ class StubEngine:
         return [call.body for call in self.calls]
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        try:
+            body = await request.json()
+        except ValueError as error:  # as FastAPI does
+            return web.json_response({"error": {"message": str(error)}}, status=400)
         call = Call(request, body, _request_ids(body))
         self.calls.append(call)
         if any(rid in self.running for rid in call.rids):

@@ -1,8 +1,10 @@
 """The command line: what it means, and one sentence that names the flag for what cannot work."""
 
 import pytest
-from sglang_dualpath.router.arguments import RouterConfig, parse
-from sglang_dualpath.router.scheduling.policies import POLICIES
+from sglang_dualpath.router.arguments import parse
+from sglang_dualpath.router.config import ControlSettings
+from sglang_dualpath.router.front.access import Keys
+from sglang_dualpath.router.scheduling.policy.names import POLICIES
 
 P, D = "http://10.0.0.1:30000", "http://10.0.0.2:30000"
 PAIR = ["--pd-disaggregation", "--prefill", P, "8998", "--decode", D]
@@ -18,23 +20,31 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def test_the_command_line_of_the_documentation() -> None:
     config = parse([*PAIR, "--policy", "dualpath", "--port", "8000"])
-    assert config == RouterConfig(
-        prefill=((P, 8998),),
-        decode=(D,),
-        host="127.0.0.1",
-        port=8000,
-        policy="dualpath",
-        control_host="127.0.0.1",
-        control_port=30100,
-        request_timeout_s=1800.0,
-        health_check_interval_s=5.0,
-        queue_size=1000,
-        max_payload_bytes=512 * 2**20,
-        api_key=None,
-        request_id_headers=("x-request-id", "x-correlation-id"),
-        shutdown_grace_s=30.0,
-        log_level="info",
-    )
+    assert (config.prefill, config.decode) == (((P, 8998),), (D,))
+    assert (config.host, config.port, config.n_fronts) == ("127.0.0.1", 8000, 1)
+    assert config.control == ControlSettings("127.0.0.1", 30100)
+    assert config.keys == Keys()
+    assert config.retries
+    rules = config.scheduling
+    assert (rules.policy, rules.decode, rules.read_side) == ("dualpath", "two_level", "shorter_queue")
+
+
+@pytest.mark.parametrize(
+    ("flags", "decode", "read_side"),
+    [
+        (["round_robin"], "round_robin", "alternate"),
+        (["round_robin", "--read-side", "split"], "round_robin", "split"),
+        (["random"], "random", "shorter_queue"),
+        (["least_loaded", "--decode-policy", "least_loaded"], "least_loaded", "shorter_queue"),
+    ],
+)
+def test_rules_beside_the_policy_fit_it_unless_they_are_named(flags: list[str], decode: str, read_side: str) -> None:
+    rules = parse([*PAIR, "--policy", *flags]).scheduling
+    assert (rules.decode, rules.read_side) == (decode, read_side)
+
+
+def test_a_switched_off_circuit_breaker_never_opens() -> None:
+    assert parse([*PAIR, "--disable-circuit-breaker"]).breaker.failure_threshold == 0
 
 
 def test_engines_are_named_by_repeating_the_flags() -> None:
@@ -43,7 +53,7 @@ def test_engines_are_named_by_repeating_the_flags() -> None:
     assert config.decode == (D, "http://10.0.0.4:1")
 
 
-@pytest.mark.parametrize(("words", "port"), [([P], 8998), ([P, "9000"], 9000), ([P, "none"], None)])
+@pytest.mark.parametrize(("words", "port"), [([P], None), ([P, "9000"], 9000), ([P, "none"], None)])
 def test_the_bootstrap_port_may_be_left_out(words: list[str], port: int | None) -> None:
     assert parse(["--pd-disaggregation", "--prefill", *words, "--decode", D]).prefill == ((P, port),)
 
@@ -55,7 +65,7 @@ def test_without_engines_they_join_by_their_reports() -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_can_be_named(policy: str) -> None:
-    assert parse([*PAIR, "--policy", policy]).policy == policy
+    assert parse([*PAIR, "--policy", policy]).scheduling.policy == policy
 
 
 def test_header_names_are_compared_without_case() -> None:
@@ -108,7 +118,7 @@ def test_help_shows_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_control_socket_listens_where_the_service_does_unless_told_otherwise() -> None:
     """It trusts whoever reaches it: nobody beyond loopback does by default."""
-    assert parse(["--pd-disaggregation"]).control_host == "127.0.0.1"
-    assert parse(["--pd-disaggregation", "--host", "10.0.0.3"]).control_host == "10.0.0.3"
+    assert parse(["--pd-disaggregation"]).control.host == "127.0.0.1"
+    assert parse(["--pd-disaggregation", "--host", "10.0.0.3"]).control.host == "10.0.0.3"
     apart = parse(["--pd-disaggregation", "--host", "10.0.0.3", "--control-host", "10.1.0.3"])
-    assert apart.control_host == "10.1.0.3"
+    assert apart.control.host == "10.1.0.3"

@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from sglang_dualpath.router.body import prepare
-from sglang_dualpath.router.exchange import EngineFailed, PairExchange, Unreachable
-from sglang_dualpath.router.scheduling.engine import Assignment
-from sglang_dualpath.telemetry.plan import PLAN_HEADER
+from sglang_dualpath.router.exchange import EngineFailed, EnginePair, PairExchange, Unreachable
+from sglang_dualpath.router.prompt.body import read
+from sglang_dualpath.router.prompt.prepared import Rendezvous, prepare
+from sglang_dualpath.telemetry.plan import PLAN_HEADER, ReadPlan
 
 from test.unit.router.running_router import refused_url
 from test.unit.router.stub_engine import (
@@ -52,9 +52,9 @@ def exchange_on(
     **body: Any,
 ) -> PairExchange:
     """A request for these two engines."""
-    assignment = Assignment(prefill_url, decode_url, "decode")
-    prepared = prepare({"text": "hello", **body}, assignment, 8998, "r1")
-    return PairExchange(session, assignment, "/generate", prepared, headers or {})
+    sent = read(json.dumps({"text": "hello", **body}).encode())
+    prepared = prepare(sent, Rendezvous(prefill_url, 8998), ReadPlan(read_side="decode", plan_id="r1"))
+    return PairExchange(session, EnginePair(prefill_url, decode_url), "/generate", prepared, headers or {})
 
 
 async def served(exchange: PairExchange, stream: bool, on_chunk: Callable[[bytes], object] | None = None) -> None:
@@ -108,8 +108,10 @@ async def test_prefill_is_done_before_decode_is(session: aiohttp.ClientSession, 
     prefill, decode = pair
     go_on = asyncio.Event()
     decode.behaviour = after(go_on, answers(generated("x")))
+    prefilled = asyncio.Event()
     async with exchange_on(session, prefill.url, decode.url) as exchange:
-        await exchange.prefill_done.wait()
+        exchange.prefill_done = prefilled.set
+        await prefilled.wait()
         go_on.set()
         assert (await exchange.answer(merge_logprobs=False)).status == 200
 

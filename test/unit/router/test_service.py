@@ -89,11 +89,11 @@ async def test_a_plan_that_comes_with_the_request_holds_and_is_accounted_for() -
         await posted(router, text="first")
         hints = prefill.bodies[0]["kv_hints"]
         hints["actions"][0]["payload"]["read_side"] = "decode"
-        decode.behaviour = hangs
+        prefill.behaviour = decode.behaviour = hangs
         request = asyncio.create_task(posted(router, input_ids=[1] * 50, kv_hints=hints))
         await until(lambda: len(decode.calls) == 2)
         assert decode.bodies[1]["kv_hints"] == hints
-        assert router.service.fleet.loads("decode")[0].read_q_tokens == 50
+        assert router.service.core.scheduler.cluster.engines[decode.url].node.read_q_tokens == 50
         request.cancel()
 
 
@@ -167,20 +167,20 @@ async def test_requests_wait_for_a_prefill_engine_that_is_not_overloaded_in_orde
         requests = []
         for i in range(3):
             requests.append(asyncio.create_task(posted(router, text=f"t{i}")))
-            await until(lambda n=i: router.service.dispatcher.n_waiting == n + 1)  # type: ignore[misc]
+            await until(lambda n=i: router.service.core.scheduler.n_waiting == n + 1)  # type: ignore[misc]
         assert not prefill.calls
         router.report(prefill, tok=0)
         assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 3
         assert sorted(body["text"] for body in prefill.bodies) == ["t0", "t1", "t2"]
 
 
-async def test_a_full_queue_is_a_503_at_once_and_names_its_flag() -> None:
+async def test_a_full_queue_is_a_429_at_once_and_names_its_flag() -> None:
     async with stub_engines(2) as (prefill, decode), running_router([prefill], [decode], "--queue-size", "1") as router:
         router.report(prefill, tok=10**6)
         waiting = asyncio.create_task(posted(router, text="a"))
-        await until(lambda: router.service.dispatcher.n_waiting == 1)
+        await until(lambda: router.service.core.scheduler.n_waiting == 1)
         status, body = await posted(router, text="b")
-        assert (status, "--queue-size" in message(body)) == (503, True)
+        assert (status, "--queue-size" in message(body)) == (429, True)
         router.report(prefill, tok=0)
         assert (await waiting)[0] == 200
         assert router.metric("requests_total", outcome="queue_full") == 1
@@ -197,10 +197,10 @@ async def test_workers_shows_what_each_engine_is_and_does() -> None:
         await until(lambda: bool(decode.running) and router.in_flight() == 1)
         async with router.client.get(router.url + "/workers") as response:
             workers = (await response.json())["workers"]
-        shared = {"healthy": True}
-        assert workers == [
-            {"url": prefill.url, "role": "prefill", "bootstrap_port": 8998, "in_flight": 0, "reports": False, **shared},
-            {"url": decode.url, "role": "decode", "bootstrap_port": None, "in_flight": 1, "reports": True, **shared},
+        shown = ("url", "role", "bootstrap_port", "in_flight", "reports", "healthy", "circuit", "source")
+        assert [tuple(worker[name] for name in shown) for worker in workers] == [
+            (prefill.url, "prefill", 8998, 1, False, True, "closed", "flag"),
+            (decode.url, "decode", None, 1, True, True, "closed", "flag"),
         ]
         request.cancel()
 

@@ -53,7 +53,8 @@ async def test_an_empty_stream_is_a_502() -> None:
     async with routed_pair() as (router, _prefill, decode):
         decode.behaviour = streams([])
         status, body = await posted(router, text="a", stream=True)
-        assert (status, message(body)) == (502, "the decode engine closed the stream without an answer")
+        assert status == 502
+        assert "closed the stream without an answer" in message(body)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -67,7 +68,7 @@ async def test_a_refused_connection_is_retried_on_another_engine(role: str, stre
             await dead.stop()
             assert (await posted(router, text="a", stream=stream))[0] == 200
             assert router.metric("retries_total") == 1
-            assert not router.service.fleet.engine(dead.url).healthy
+            assert not router.server(dead).healthy
             assert (await posted(router, text="a", stream=stream))[0] == 200
             assert router.metric("retries_total") == 1
             assert all(not engine.running for engine in engines)
@@ -81,7 +82,7 @@ async def test_a_retry_passes_over_the_refused_engine_even_if_it_counts_as_healt
         await probed(router, [dead, live, decode])
         router.report(live, tok=500)
         await dead.stop()
-        monkeypatch.setattr(router.service.fleet, "set_health", lambda *_: None)
+        monkeypatch.setattr(router.service.core.servers, "set_health", lambda *_: None)
         assert (await posted(router, text="a"))[0] == 200
         assert len(live.calls) == 1
 
@@ -108,7 +109,7 @@ async def test_without_a_reachable_engine_the_answer_says_so_and_when_to_come_ba
             assert "no healthy decode engine" in message(await response.read())
         async with router.client.get(router.url + "/health") as response:
             assert response.status == 503
-            assert message(await response.read()) == "no healthy decode engine"
+            assert "no healthy decode engine" in message(await response.read())
 
 
 async def test_a_request_past_its_time_is_a_504_and_aborted() -> None:
@@ -164,9 +165,9 @@ async def test_a_client_that_leaves_while_waiting_gives_up_its_place() -> None:
     async with routed_pair() as (router, prefill, _decode):
         router.report(prefill, tok=10**6)
         request = asyncio.create_task(posted(router, text="a"))
-        await until(lambda: router.service.dispatcher.n_waiting == 1)
+        await until(lambda: router.service.core.scheduler.n_waiting == 1)
         request.cancel()
-        await until(lambda: router.service.dispatcher.n_waiting == 0)
+        await until(lambda: router.service.core.scheduler.n_waiting == 0)
         router.report(prefill, tok=0)
         assert (await posted(router, text="b"))[0] == 200
         assert [body["text"] for body in prefill.bodies] == ["b"]

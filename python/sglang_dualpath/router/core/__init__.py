@@ -1,0 +1,1 @@
+"""The scheduling core of a router: its servers, its queue, its policy."""

@@ -1,0 +1,54 @@
+"""A prefix's two candidate engines: two rings over a key as long as its popularity asks for (DualMap)."""
+
+from collections.abc import Sequence
+
+import xxhash
+
+from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.hash_rings import HashRings
+from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
+from sglang_dualpath.router.scheduling.prefix_popularity import PrefixPopularity
+from sglang_dualpath.router.scheduling.request import Request
+
+
+class CandidatePairs:
+    """Keeps rings and popularity in step with engines and requests."""
+
+    def __init__(self, settings: PolicySettings, n_rings: int = 2) -> None:
+        self._rings = HashRings(n_rings, settings.virtual_nodes)
+        self._engines: dict[str, Engine] = {}
+        self._popularity = PrefixPopularity(
+            settings.popularity_window,
+            settings.popularity_min_samples,
+            settings.split_factor,
+            settings.shrink_factor,
+        )
+
+    def joined(self, engine: Engine) -> None:
+        """On the rings from now on."""
+        self._engines[engine.engine_id] = engine
+        self._rings.add(engine.engine_id)
+
+    def left(self, engine: Engine) -> None:
+        """Off the rings."""
+        self._engines.pop(engine.engine_id, None)
+        self._rings.remove(engine.engine_id)
+
+    @property
+    def everyone(self) -> list[Engine]:
+        """All engines on the rings."""
+        return list(self._engines.values())
+
+    def observe(self, request: Request) -> None:
+        """Its prefix has been asked for once more."""
+        self._popularity.observe(request.keys, len(self._engines))
+
+    def of(self, request: Request, engines: Sequence[Engine]) -> list[Engine]:
+        """The candidates among `engines`, at least one; a prompt shorter than a key block is hashed by its id."""
+        depth = self._popularity.depth(request.keys)
+        key = request.keys[depth - 1] if depth else xxhash.xxh3_64_intdigest(request.request_id.encode())
+        everyone = len(engines) == len(self._engines)
+        names = None if everyone else {engine.engine_id for engine in engines}
+        return [
+            self._engines[name] for name in self._rings.candidates(key, lambda name: names is None or name in names)
+        ]

@@ -1,0 +1,41 @@
+"""What scheduling knows of one request, and what it decides about it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+KEY_BLOCK_TOKENS = 128
+"""Tokens one key stands for (DualMap's block)."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request from its arrival until it is assigned."""
+
+    request_id: str
+    prompt_tokens: int
+    """Exact for token ids, else estimated from the text's length."""
+    arrived_s: float
+    keys: tuple[int, ...] = ()
+    """One 64-bit chained hash a full block of `KEY_BLOCK_TOKENS`: equal keys mean equal prefixes up to their end."""
+    output_tokens: int = 0
+    """Most tokens it may generate; 0 when unknown."""
+    priority: int = 0
+    read_side: Literal["prefill", "decode"] | None = None
+    """Demanded by a plan that came with the request: holds instead of the policy's."""
+    passed_over: frozenset[str] = field(default_factory=frozenset)
+    """Engines that have failed this request already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where a request goes."""
+
+    request_id: str
+    prefill_id: str
+    decode_id: str
+    decode_read_share: float
+    """Of its cached blocks, the share that the decode side reads: 0 is path A, 1 is path B."""
+    expected_hit_tokens: int
+    """Tokens of its prompt that the prefill engine probably still holds in its own memory."""
+    reason: str
+    """The rule that chose the prefill engine, for metrics: a short fixed word of the policy."""
