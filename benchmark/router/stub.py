@@ -21,7 +21,8 @@ GENERATING_PATHS = ("/generate", "/v1/chat/completions", "/v1/completions")
 class Stub:
     """One process that serves as any number of engines."""
 
-    def __init__(self, chunks: int, quick_ack: bool) -> None:
+    def __init__(self, chunks: int, quick_ack: bool, chunk_s: float) -> None:
+        self._chunk_s = chunk_s
         self._quick_ack = quick_ack
         texts = [json.dumps({"text": "x " * (i + 1), "meta_info": {}}) for i in range(chunks)]
         self._events = [f"data: {text}\n\n".encode() for text in texts]
@@ -50,6 +51,8 @@ class Stub:
         await response.prepare(request)
         for event in self._events:
             await response.write(event)
+            if self._chunk_s:
+                await asyncio.sleep(self._chunk_s)
         await response.write_eof()
         return response
 
@@ -69,9 +72,9 @@ class Stub:
         )
 
 
-async def serve(ports: list[int], chunks: int, quick_ack: bool) -> None:
+async def serve(ports: list[int], stub: Stub) -> None:
     """Until SIGTERM."""
-    runner = web.AppRunner(Stub(chunks, quick_ack).application(), access_log=None, shutdown_timeout=1)
+    runner = web.AppRunner(stub.application(), access_log=None, shutdown_timeout=1)
     await runner.setup()
     for port in ports:
         await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
@@ -87,9 +90,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ports", type=int, nargs="+", required=True)
     parser.add_argument("--chunks", type=int, default=4, help="events of a streamed answer (default %(default)s)")
+    parser.add_argument("--chunk-seconds", type=float, default=0.0, help="pause after each (default none)")
     parser.add_argument("--quick-ack", action="store_true")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.ports, arguments.chunks, arguments.quick_ack))
+    stub = Stub(arguments.chunks, arguments.quick_ack, arguments.chunk_seconds)
+    uvloop.run(serve(arguments.ports, stub))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from sglang_dualpath.demo.upstream import UpstreamCluster, running_upstream
 UPSTREAM_CACHE_TOKENS = 24_576
 """Device cache of the upstream column, less than its 1 GB of host memory, which HiCache requires."""
 
-NIC_TOKENS_PER_S = 870
+NIC_TOKENS_PER_S = 200
 """So slow that reading a context takes a few times as long as computing a turn on two cores, as it does on real clusters."""
 
 COLUMNS_OF_OURS = 2
@@ -67,8 +67,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("results/demo"), help="for table, chart, logs")
     parser.add_argument("--baseline", choices=("upstream",), help="also unmodified upstream PD + HiCache")
     parser.add_argument("--agents", type=int, default=5, help="agents at once (default %(default)s)")
-    parser.add_argument("--turns", type=int, default=5, help="turns an agent (default %(default)s)")
-    parser.add_argument("--context-words", type=int, default=1500, help="mean opening context (default %(default)s)")
+    parser.add_argument("--turns", type=int, default=4, help="turns an agent (default %(default)s)")
+    parser.add_argument("--context-words", type=int, default=700, help="mean opening context (default %(default)s)")
     parser.add_argument("--appended-words", type=int, default=16, help="mean tool output a turn (default %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=6, help="mean answer (default %(default)s)")
     parser.add_argument(
@@ -109,11 +109,31 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
             _column(console, name, trace, stores.of(kv_path), _ours(arguments, model, kv_path, stores, results))
             for name, kv_path in (("prefill path only", "prefill"), ("both paths", "dual"))
         ]
-        if arguments.baseline:
-            opened = _upstream(arguments, model, stores, results)
-            reports.append(_column(console, "upstream PD + HiCache", trace, None, opened))
+        failed = _add_baseline(arguments, console, trace, model, stores, results, reports)
     _show(arguments, trace, reports, results, console)
     console.print(f"the whole demo took {(time.monotonic() - began) / 60:.1f} minutes")
+    if failed is not None:
+        raise failed
+
+
+def _add_baseline(
+    arguments: argparse.Namespace,
+    console: Console,
+    trace: Trace,
+    model: Path,
+    stores: "Stores",
+    results: Path,
+    reports: list[ReplayReport],
+) -> ServerFailed | None:
+    """The column of upstream, if it was asked for; should it fail, ours are shown before that is said."""
+    if not arguments.baseline:
+        return None
+    try:
+        opened = _upstream(arguments, model, stores, results)
+        reports.append(_column(console, "upstream PD + HiCache", trace, None, opened))
+    except ServerFailed as error:
+        return error
+    return None
 
 
 class Stores:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sglang_dualpath.router.config import ControlSettings, RouterConfig, SchedulingSettings
 from sglang_dualpath.router.core.core import QueueSettings
+from sglang_dualpath.router.dry_run.replay import CountedFleet
 from sglang_dualpath.router.front.access import Keys
 from sglang_dualpath.router.membership.breaker import BreakerSettings
 from sglang_dualpath.router.membership.health import HealthSettings
@@ -34,6 +35,8 @@ def parse(argv: list[str] | None = None) -> RouterConfig:
     """The configuration of a command line. Ends the process with one sentence for one that cannot work."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if arguments.fronts > 1 and arguments.port == 0:
+        parser.error("--fronts shares one port among its processes: name it with --port")
     if not arguments.pd_disaggregation and arguments.dry_run is None:
         parser.error("only prefill/decode disaggregation is routed: add --pd-disaggregation")
     prefill = tuple(_prefill(parser, words) for words in arguments.prefill or [])
@@ -99,6 +102,7 @@ def _config(
         log_json=given.log_json,
         otlp_endpoint=given.otlp_traces_endpoint if given.enable_trace else None,
         dry_run=given.dry_run,
+        dry_run_fleet=CountedFleet(n_prefill=given.dry_run_engines[0], n_decode=given.dry_run_engines[1]),
     )
 
 
@@ -235,7 +239,16 @@ def _add_scheduling(group: "argparse._ArgumentGroup") -> None:
         type=Path,
         default=None,
         metavar="TRACE",
-        help="replay a trace through the policy, without engines, and print what it decides",
+        help="replay a trace (Mooncake .jsonl, agent session .json, .gz of either, or a directory) through the policy, without "
+        "engines, and print what it decides",
+    )
+    group.add_argument(
+        "--dry-run-engines",
+        type=_whole(1, 4096),
+        nargs=2,
+        default=(4, 4),
+        metavar=("PREFILL", "DECODE"),
+        help="how many engines a dry run counts on (default 4 4)",
     )
 
 

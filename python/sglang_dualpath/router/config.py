@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_dualpath.router.core.core import QueueSettings
+from sglang_dualpath.router.dry_run.replay import CountedFleet
 from sglang_dualpath.router.front.access import Keys
 from sglang_dualpath.router.membership.breaker import BreakerSettings
 from sglang_dualpath.router.membership.health import HealthSettings
@@ -56,3 +57,4 @@ class RouterConfig:
     log_json: bool
     otlp_endpoint: str | None
     dry_run: Path | None
+    dry_run_fleet: CountedFleet

@@ -13,18 +13,14 @@ from sglang_dualpath.router.control import ControlSocket
 from sglang_dualpath.router.core.core import SchedulingCore
 from sglang_dualpath.router.core.metrics import CoreMetrics
 from sglang_dualpath.router.dashboard.page import Dashboard
+from sglang_dualpath.router.front import openapi
 from sglang_dualpath.router.front.access import check_keys
 from sglang_dualpath.router.front.admin import Administration
 from sglang_dualpath.router.front.errors import refuse
 from sglang_dualpath.router.front.generation import Generation, GenerationSettings
-from sglang_dualpath.router.front.metrics import FrontMetrics
 from sglang_dualpath.router.membership import health
 from sglang_dualpath.router.membership.servers import LimitOverrides
-from sglang_dualpath.router.scheduling.cluster import Cluster
-from sglang_dualpath.router.scheduling.decode_choice import DecodeChoice
-from sglang_dualpath.router.scheduling.policy.names import POLICIES
-from sglang_dualpath.router.scheduling.read_side import ReadSide
-from sglang_dualpath.router.scheduling.scheduler import Scheduler
+from sglang_dualpath.router.scheduling.build import build_scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +33,7 @@ IDLE_CONNECTION_S = 3.0
 def build_core(config: RouterConfig) -> SchedulingCore:
     """The scheduling core that the flags ask for, with the engines they name."""
     asked = config.scheduling
-    scheduler = Scheduler(
-        Cluster(),
-        POLICIES[asked.policy](asked.knobs),
-        DecodeChoice(asked.decode, asked.knobs.seed),
-        ReadSide(asked.read_side),
-    )
+    scheduler = build_scheduler(asked.policy, asked.decode, asked.read_side, asked.knobs)
     limits = LimitOverrides(asked.alpha_tokens, asked.beta_tokens)
     core = SchedulingCore(scheduler, config.breaker, config.queue, CoreMetrics(), limits)
     for url, port in config.prefill:
@@ -80,10 +71,9 @@ class RouterService:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.core = build_core(config)
-        self.front_metrics = FrontMetrics()
-        self.generation = Generation(self.core, self.front_metrics, generation_settings(config))
+        self.generation = Generation(self.core, generation_settings(config))
         self.administration = Administration(self.core, config.drain_timeout_s)
-        self.dashboard = Dashboard(self.core, self.front_metrics, config.scheduling.policy)
+        self.dashboard = Dashboard(self.core, config.scheduling.policy)
 
     def application(self) -> web.Application:
         """The aiohttp application; starts and stops the router's background work with it."""
@@ -94,6 +84,7 @@ class RouterService:
         app.router.add_routes(self.administration.routes())
         app.router.add_routes(self.dashboard.routes())
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/openapi.json", openapi.serve)
         app.cleanup_ctx.append(self._background)
         return app
 
@@ -128,5 +119,4 @@ class RouterService:
             self.core.run()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body = generate_latest(self.core.metrics.registry) + generate_latest(self.front_metrics.registry)
-        return web.Response(body=body, content_type="text/plain")
+        return web.Response(body=generate_latest(self.core.metrics.registry), content_type="text/plain")

@@ -33,9 +33,7 @@ class RunningRouter:
 
     def metric(self, name: str, **labels: str) -> float:
         """A metric's value; 0 where it has not been counted."""
-        registries = (self.service.front_metrics.registry, self.service.core.metrics.registry)
-        values = (registry.get_sample_value(f"dualpath_router_{name}", labels) for registry in registries)
-        return next((value for value in values if value is not None), 0.0)
+        return self.service.core.metrics.registry.get_sample_value(f"dualpath_router_{name}", labels) or 0.0
 
     def server(self, engine: StubEngine) -> Server:
         """The router's view of an engine."""
@@ -90,7 +88,7 @@ async def running_router(
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession() as client:
             router = RunningRouter(service, url, client)
-            if wait:
+            if wait and prefill and decode:
                 await probed(router, [*prefill, *decode])
             yield router
     finally:

@@ -4,9 +4,20 @@ import asyncio
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from test.unit.router.running_router import message, posted, probed, routed_pair, running_router
-from test.unit.router.stub_engine import answers, dies_at_once, hangs, streams, stub_engines, until
+from test.unit.router.stub_engine import (
+    Call,
+    after,
+    answers,
+    default_behaviour,
+    dies_at_once,
+    hangs,
+    streams,
+    stub_engines,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -171,3 +182,75 @@ async def test_a_client_that_leaves_while_waiting_gives_up_its_place() -> None:
         router.report(prefill, tok=0)
         assert (await posted(router, text="b"))[0] == 200
         assert [body["text"] for body in prefill.bodies] == ["b"]
+
+
+# ---- engines that are lost, and come again
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_engine_dies_before_a_token_is_served_by_another(role: str, stream: bool) -> None:
+    async with stub_engines(4) as (p0, p1, d0, d1), running_router([p0, p1], [d0, d1]) as router:
+        # The first of two idle engines is the one whose name comes first.
+        victim = min((p0, p1) if role == "prefill" else (d0, d1), key=lambda engine: engine.url)
+        victim.behaviour = dies_at_once
+        if role == "prefill":
+            # Without a prefill engine's KV no decode engine would answer.
+            prefilled = asyncio.Event()
+            other = p1 if victim is p0 else p0
+
+            async def prefills(call: Call) -> web.StreamResponse:
+                prefilled.set()
+                return await default_behaviour(call)
+
+            other.behaviour = prefills
+            d0.behaviour = d1.behaviour = after(prefilled, default_behaviour)
+        for _ in range(3):
+            status, body = await posted(router, text="a", stream=stream)
+            assert (status, bool(body)) == (200, True)
+        await until(lambda: router.in_flight() == 0)
+        assert router.metric("retries_total") >= 1
+
+
+async def test_without_retries_it_is_an_error() -> None:
+    async with stub_engines(3) as (prefill, d0, d1), running_router([prefill], [d0, d1], "--disable-retries") as router:
+        d0.behaviour = d1.behaviour = dies_at_once
+        status, body = await posted(router, text="a")
+        assert (status, "went away" in message(body)) == (502, True)
+        assert router.metric("retries_total") == 0
+
+
+async def test_a_request_on_an_engine_found_dead_is_served_by_another() -> None:
+    """It accepts connections and answers nothing; its health check tells."""
+    async with stub_engines(3) as (prefill, *decodes), running_router([prefill], decodes) as router:
+        d0, d1 = sorted(decodes, key=lambda engine: engine.url)
+        d0.behaviour = hangs
+        running = asyncio.create_task(posted(router, text="a"))
+        await until(lambda: bool(d0.running))
+        router.service.core.servers.set_health(router.server(d0), False)
+        assert (await running)[0] == 200
+        assert len(d1.calls) == 1
+        await until(lambda: not d0.running)
+
+
+async def test_failures_in_a_row_open_the_circuit_and_a_good_trial_closes_it() -> None:
+    flags = ("--cb-failure-threshold", "2", "--cb-success-threshold", "1", "--cb-timeout-duration-secs", "0.2")
+    async with routed_pair(*flags) as (router, _prefill, decode):
+        good, decode.behaviour = decode.behaviour, answers({"error": {"message": "no"}}, 500)
+        for _ in range(2):
+            assert (await posted(router, text="a"))[0] == 500
+        assert router.server(decode).breaker.n_opened == 1
+        assert (await posted(router, text="a"))[0] == 503
+        decode.behaviour = good
+        await asyncio.sleep(0.25)
+        router.service.core.servers.refresh()
+        assert (await posted(router, text="a"))[0] == 200
+        assert (await posted(router, text="a"))[0] == 200
+
+
+async def test_an_engines_refusal_of_a_request_opens_no_circuit() -> None:
+    async with routed_pair("--cb-failure-threshold", "1") as (router, _prefill, decode):
+        decode.behaviour = answers({"error": {"message": "no"}}, 400)
+        for _ in range(3):
+            assert (await posted(router, text="a"))[0] == 400
+        assert router.server(decode).breaker.n_opened == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sglang_dualpath.router.core.metrics import CoreMetrics
-from sglang_dualpath.router.front.placement import Ended, NotPlaced, Placement
+from sglang_dualpath.router.front.placement import Ended, Finished, NotPlaced, Placement
 from sglang_dualpath.router.membership.breaker import BreakerSettings
 from sglang_dualpath.router.membership.servers import AS_REPORTED, LimitOverrides, Servers
 from sglang_dualpath.router.scheduling.request import Assignment, Request
@@ -103,6 +103,11 @@ class SchedulingCore:
             self.metrics.first_byte(ended.ttft_s)
         self.run()
 
+    def note(self, finished: Finished) -> None:
+        """See `Core.note`."""
+        self.metrics.requests.labels(finished.outcome).inc()
+        self.metrics.retries.inc(finished.retries)
+
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """See `Core.on_lost`."""
         self._lost_callbacks.append(callback)
@@ -128,6 +133,8 @@ class SchedulingCore:
         finally:
             self._running = False
         self.metrics.waiting.set(self.scheduler.n_waiting)
+        self.metrics.in_flight.set(len(self._placed))
+        self.metrics.rebalanced.set(self.scheduler.n_rebalanced)
 
     @property
     def n_in_flight(self) -> int:

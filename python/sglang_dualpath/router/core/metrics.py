@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sglang_dualpath.router.front.placement import Placement
+from sglang_dualpath.telemetry.plan import plan_of_share
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -42,12 +43,21 @@ class CoreMetrics:
         self.malformed_reports = Counter(
             "dualpath_router_malformed_reports", "Control messages that were dropped", registry=registry
         )
+        self.requests = Counter(
+            "dualpath_router_requests", "Requests by how they ended", ["outcome"], registry=registry
+        )
+        self._read_sides = Counter(
+            "dualpath_router_read_side", "Requests by the side planned to read their KV", ["side"], registry=registry
+        )
+        self.retries = Counter("dualpath_router_retries", "Requests sent to a second pair", registry=registry)
+        self.in_flight = Gauge("dualpath_router_in_flight", "Requests placed and not ended", registry=registry)
         self.first_bytes_s: list[float] = []
         """Since they were taken last, for the dashboard; bounded."""
 
     def placed(self, placement: Placement, prompt_tokens: int) -> None:
         """A request has got its engines."""
         self._reasons.labels(placement.reason).inc()
+        self._read_sides.labels(plan_of_share(placement.decode_read_share, "").read_side).inc()
         self._engines.labels("prefill", placement.prefill_url).inc()
         self._engines.labels("decode", placement.decode_url).inc()
         self._waited.observe(placement.waited_s)

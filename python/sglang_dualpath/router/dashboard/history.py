@@ -10,7 +10,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from sglang_dualpath.router.core.core import SchedulingCore
-from sglang_dualpath.router.front.metrics import FrontMetrics
 from sglang_dualpath.router.membership.server import Server
 
 SAMPLES = 120
@@ -42,9 +41,8 @@ class Sample:
 class History:
     """See the module."""
 
-    def __init__(self, core: SchedulingCore, front: FrontMetrics) -> None:
+    def __init__(self, core: SchedulingCore) -> None:
         self._core = core
-        self._front = front
         self._samples: deque[Sample] = deque(maxlen=SAMPLES + 1)
         self._began_s = time.monotonic()
 
@@ -81,7 +79,7 @@ class History:
                 "waiting": self._core.scheduler.n_waiting,
                 "ok": self._outcomes("ok"),
                 "failed": self._outcomes(None) - self._outcomes("ok"),
-                "retries": _value(self._front.registry, "dualpath_router_retries_total"),
+                "retries": _value(self._core.metrics.registry, "dualpath_router_retries_total"),
                 "ttft_p50_s": quantile(first_bytes, 0.5),
                 "ttft_p90_s": quantile(first_bytes, 0.9),
                 **_shares(window),
@@ -123,7 +121,7 @@ class History:
     def _outcomes(self, outcome: str | None) -> float:
         return sum(
             sample.value
-            for metric in self._front.requests.collect()
+            for metric in self._core.metrics.requests.collect()
             for sample in metric.samples
             if sample.name.endswith("_total") and outcome in (None, sample.labels["outcome"])
         )

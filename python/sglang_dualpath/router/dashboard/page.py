@@ -7,7 +7,6 @@ from aiohttp import web
 
 from sglang_dualpath.router.core.core import SchedulingCore
 from sglang_dualpath.router.dashboard.history import History
-from sglang_dualpath.router.front.metrics import FrontMetrics
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -17,9 +16,9 @@ CONTENT_SECURITY_POLICY = (
 class Dashboard:
     """`/dashboard`, one page without outside assets, and `/dashboard/state`, which it asks once a second."""
 
-    def __init__(self, core: SchedulingCore, front: FrontMetrics, policy: str) -> None:
+    def __init__(self, core: SchedulingCore, policy: str) -> None:
         self._core = core
-        self._history = History(core, front)
+        self._history = History(core)
         self._policy = policy
         self._page = resources.files(__package__).joinpath("page.html").read_text()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 from aiohttp import web
 
+from sglang_dualpath.router import logs
 from sglang_dualpath.router.exchange import (
     EngineFailed,
     EngineLost,
@@ -19,8 +20,8 @@ from sglang_dualpath.router.exchange import (
     error_answer,
 )
 from sglang_dualpath.router.front.errors import STATUS_OF, end_with_error, message_of, refuse, respond
-from sglang_dualpath.router.front.metrics import FrontMetrics
-from sglang_dualpath.router.front.placement import Core, Ended, NotPlaced, Outcome, Placement
+from sglang_dualpath.router.front.placement import Core, Ended, Finished, NotPlaced, Outcome, Placement
+from sglang_dualpath.router.front.tracing import TRACE_HEADERS, headers_for_engines, request_span, stage_span
 from sglang_dualpath.router.prompt.body import Body, BodyError, read
 from sglang_dualpath.router.prompt.prepared import Rendezvous, prepare
 from sglang_dualpath.router.scheduling.request import Request
@@ -28,7 +29,7 @@ from sglang_dualpath.telemetry.plan import plan_of_share
 
 logger = logging.getLogger(__name__)
 
-PASSED_HEADERS = ("authorization", "x-request-id", "x-correlation-id", "traceparent", "tracestate")
+PASSED_HEADERS = ("authorization", "x-request-id", "x-correlation-id", *TRACE_HEADERS)
 ATTEMPTS = 2
 
 
@@ -45,6 +46,7 @@ class Ongoing:
     first_byte_s: float | None = None
     passed_over: set[str] = field(default_factory=set)
     outcome: Outcome = "client_gone"
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,8 @@ class GenerationSettings:
 class Generation:
     """Handles generating requests on behalf of one front process."""
 
-    def __init__(self, core: Core, metrics: FrontMetrics, settings: GenerationSettings) -> None:
+    def __init__(self, core: Core, settings: GenerationSettings) -> None:
         self._core = core
-        self._metrics = metrics
         self._settings = settings
         self._exchanges: defaultdict[str, set[PairExchange]] = defaultdict(set)
         self.session: aiohttp.ClientSession | None = None
@@ -69,17 +70,22 @@ class Generation:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler."""
-        arrived_s = time.monotonic()
-        request_id = next((request.headers[n] for n in self._settings.request_id_headers if n in request.headers), None)
+        given = request.headers
+        request_id = next((given[name] for name in self._settings.request_id_headers if name in given), None)
         request_id = request_id or secrets.token_hex(16)
+        logs.request_id.set(request_id)
+        with request_span(given, request_id, request.path):
+            return await self._handle(request, request_id)
+
+    async def _handle(self, request: web.Request, request_id: str) -> web.StreamResponse:
+        arrived_s = time.monotonic()
         try:
             body = read(await request.read())
             facts = body.request(request_id, arrived_s)
         except BodyError as error:
-            self._metrics.requests.labels("bad_request").inc()
+            self._core.note(Finished(outcome="bad_request"))
             return refuse(400, str(error), "invalid_request_error")
         ongoing = Ongoing(request, body, facts, arrived_s)
-        self._metrics.in_flight.inc()
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 return await self._serve(ongoing)
@@ -88,8 +94,7 @@ class Generation:
             answer = error_answer(504, f"no answer within {self._settings.request_timeout_s} s", "timeout")
             return respond(answer) if ongoing.stream is None else await end_with_error(ongoing.stream, answer)
         finally:
-            self._metrics.in_flight.dec()
-            self._metrics.requests.labels(ongoing.outcome).inc()
+            self._core.note(Finished(outcome=ongoing.outcome, retries=ongoing.retries))
             self._log(ongoing)
 
     def _log(self, ongoing: Ongoing) -> None:
@@ -105,7 +110,8 @@ class Generation:
             facts = ongoing.facts
             facts.passed_over = frozenset(ongoing.passed_over)
             try:
-                placement = await self._core.place(facts)
+                with stage_span("queue"):
+                    placement = await self._core.place(facts)
             except NotPlaced as error:
                 if lost is not None:
                     return await self._give_up(ongoing, lost)
@@ -113,14 +119,15 @@ class Generation:
                 kind = "rate_limit_exceeded" if error.outcome == "queue_full" else "service_unavailable"
                 return refuse(STATUS_OF[error.outcome], str(error), kind)
             try:
-                return await self._serve_on(ongoing, placement)
+                with stage_span("serve", prefill=placement.prefill_url, decode=placement.decode_url):
+                    return await self._serve_on(ongoing, placement)
             except (Unreachable, EngineLost) as error:
                 logger.warning("request %s: %s", facts.request_id, error)
                 ongoing.passed_over.add(error.url)
                 if attempt == attempts or ongoing.stream is not None:
                     return await self._give_up(ongoing, error)
                 lost = error if isinstance(error, EngineLost) else None
-                self._metrics.retries.inc()
+                ongoing.retries += 1
         raise AssertionError("the last attempt returns")
 
     async def _give_up(self, ongoing: Ongoing, error: Unreachable | EngineLost) -> web.StreamResponse:
@@ -166,10 +173,9 @@ class Generation:
         )
         plan = plan_of_share(placement.decode_read_share, ongoing.facts.request_id)
         prepared = prepare(ongoing.body, place, plan)
-        self._metrics.read_sides.labels(plan.read_side).inc()
         pair = EnginePair(placement.prefill_url, placement.decode_url)
         given = ongoing.request.headers
-        headers = {name: given[name] for name in PASSED_HEADERS if name in given}
+        headers = {name: given[name] for name in PASSED_HEADERS if name in given} | headers_for_engines()
         async with PairExchange(self.session, pair, ongoing.request.path, prepared, headers) as exchange:
             exchange.prefill_done = lambda: self._core.prefill_done(placement.ticket)
             urls = (pair.prefill_url, pair.decode_url)

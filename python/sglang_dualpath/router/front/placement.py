@@ -39,6 +39,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float | None = None
 
 
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """How a client's request ended."""
+
+    outcome: Outcome
+    retries: int = 0
+
+
 class NotPlaced(Exception):
     """No engines for a request; `outcome` says why, the text what can be done."""
 
@@ -63,6 +70,10 @@ class Core(Protocol):
 
     def end(self, ended: Ended) -> None:
         """A placed request is over; every placement is ended exactly once."""
+        ...
+
+    def note(self, finished: Finished) -> None:
+        """A client's request is over, placed or not, after all its tries."""
         ...
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
