@@ -1,7 +1,7 @@
 """What a router adds: latency over a direct call to a stub engine, requests a second, CPU a request; and its own decisions.
 
-    python benchmark/bench_router.py                              # ours
-    python benchmark/bench_router.py --others .venv-routers       # beside sglang_router, its mini-lb, and smg
+    python -m benchmark.bench_router                              # ours
+    python -m benchmark.bench_router --others .venv-routers       # beside sglang_router, its mini-lb, and smg
 
 Stub engines answer at once, so what is measured is the router; all targets stand before the same engines, on the same cores as
 the load, round after round in one run, in an order that changes. Latency: streamed requests at a Poisson rate, time to the first

@@ -1,7 +1,7 @@
 """Malformed requests against a running router, and agents that leave while engines die: nothing may break, nothing may leak.
 
-    python benchmark/fuzz_router.py                  # 10,000 malformed requests
-    python benchmark/fuzz_router.py --chaos          # 1,000 streams at once, random aborts, engines killed and restarted
+    python -m benchmark.fuzz_router                  # 10,000 malformed requests
+    python -m benchmark.fuzz_router --chaos          # 1,000 streams at once, random aborts, engines killed and restarted
 
 Malformed requests are made from the router's own `/openapi.json`: right ones with fields of wrong types, missing, nested, cut and
 garbled bytes, wrong methods and paths, odd headers. The engines behind are stubs. Must hold: no answer of 500 or above, the

@@ -19,6 +19,7 @@ from rich.console import Console
 from sglang_dualpath.router import logs
 from sglang_dualpath.router.arguments import parse
 from sglang_dualpath.router.config import RouterConfig
+from sglang_dualpath.router.control import ControlKeyError
 from sglang_dualpath.router.dry_run.main import dry_run
 from sglang_dualpath.router.dry_run.requests import TraceError
 from sglang_dualpath.router.front.tracing import TracingUnavailable, export_to
@@ -32,8 +33,12 @@ FRONT_END_S = 5.0
 """How long a front process has, beyond the grace of its requests, before it is killed."""
 
 
+class FrontEnded(RuntimeError):
+    """A front process ended by itself: part of its port would answer no more."""
+
+
 async def serve(config: RouterConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then give running requests the grace time."""
+    """Serve until SIGTERM or SIGINT, then give running requests the grace time. Raises FrontEnded."""
     service = RouterService(config)
     runner = web.AppRunner(
         service.application(), handler_cancellation=True, access_log=None, shutdown_timeout=config.shutdown_grace_s
@@ -81,9 +86,11 @@ async def _listening(
         for front in fronts:
             front.start()
         port_held.close()
-        watcher = asyncio.create_task(_stop_with(fronts, stop))
+        watcher = asyncio.create_task(_first_ended(fronts, stop))
         try:
             yield
+            if watcher.done():
+                raise FrontEnded(watcher.result())
         finally:
             watcher.cancel()
             await asyncio.to_thread(_end_fronts, fronts, config.shutdown_grace_s + FRONT_END_S)
@@ -99,15 +106,12 @@ def _held_port(config: RouterConfig) -> Iterator[socket.socket]:
         yield probe
 
 
-async def _stop_with(fronts: "list[multiprocessing.context.SpawnProcess]", stop: asyncio.Event) -> None:
-    """A front that ends by itself ends the router: half of its port would answer no more."""
-    while True:
-        gone = next((front for front in fronts if not front.is_alive()), None)
-        if gone is not None:
-            logger.error("%s ended with exit code %s: stopping", gone.name, gone.exitcode)
-            stop.set()
-            return
+async def _first_ended(fronts: "list[multiprocessing.context.SpawnProcess]", stop: asyncio.Event) -> str:
+    """Wait for a front to end by itself, and stop the router then; says which."""
+    while (gone := next((front for front in fronts if not front.is_alive()), None)) is None:
         await asyncio.sleep(0.5)
+    stop.set()
+    return f"{gone.name} ended with exit code {gone.exitcode}"
 
 
 def _end_fronts(fronts: "list[multiprocessing.context.SpawnProcess]", within_s: float) -> None:
@@ -134,10 +138,12 @@ def main() -> None:
         if config.otlp_endpoint is not None:
             export_to(config.otlp_endpoint)
         uvloop.run(serve(config))
-    except TracingUnavailable as error:
+    except (TracingUnavailable, FrontEnded) as error:
         sys.exit(str(error))
     except zmq.ZMQError as error:
         sys.exit(f"--control-port {config.control.port} on {config.control.host}: {error}; choose another")
+    except ControlKeyError as error:
+        sys.exit(f"--control-curve-secret: {error}")
     except OSError as error:
         sys.exit(f"--port {config.port} on {config.host}: {error.strerror}; choose another")
 

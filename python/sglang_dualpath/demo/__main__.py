@@ -68,7 +68,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--baseline", choices=("upstream",), help="also unmodified upstream PD + HiCache")
     parser.add_argument("--agents", type=int, default=5, help="agents at once (default %(default)s)")
     parser.add_argument("--turns", type=int, default=4, help="turns an agent (default %(default)s)")
-    parser.add_argument("--context-words", type=int, default=700, help="mean opening context (default %(default)s)")
+    parser.add_argument("--context-words", type=int, default=600, help="mean opening context (default %(default)s)")
     parser.add_argument("--appended-words", type=int, default=16, help="mean tool output a turn (default %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=6, help="mean answer (default %(default)s)")
     parser.add_argument(

@@ -49,6 +49,8 @@ class EngineResources:
     stages: StageTimes = field(default_factory=StageTimes)
     new_token_rate: ComputeRate = field(default_factory=ComputeRate)
     """Like `compute_rate`, cached tokens left out."""
+    read_rate: ComputeRate = field(default_factory=ComputeRate)
+    """Tokens a second that the read queue has delivered while it had something to do."""
 
     def key_chain(self, extra_key: str | None) -> BlockKeyChain:
         """A chain that keys a request's blocks; `extra_key` separates tenants (upstream `Req.extra_key`)."""
@@ -111,6 +113,7 @@ def build(config: DualPathConfig, role: str, pool: Any, server_args: Any, ranks:
     transport = MooncakeTransport(identity.host, protocol)
     transport.register(buffer.base_address, buffer.nbytes)
     counters = EngineCounters()
+    read_rate = ComputeRate()
     _current = EngineResources(
         config=config,
         role=role,
@@ -118,7 +121,8 @@ def build(config: DualPathConfig, role: str, pool: Any, server_args: Any, ranks:
         namespace=namespace,
         store=store,
         nic=nic,
-        read_queue=ReadQueue(store, nic, READ_THREADS),
+        read_queue=ReadQueue(store, nic, READ_THREADS, read_rate.observe),
+        read_rate=read_rate,
         buffer=buffer,
         transport=transport,
         writer=BlockWriter(store, WRITE_THREADS, WRITE_QUEUE_BLOCKS, lambda outcome: _count_write(counters, outcome)),

@@ -13,8 +13,22 @@ from sglang_dualpath.telemetry.report import MAX_REPORT_BYTES, EngineReport, Rep
 logger = logging.getLogger(__name__)
 
 
+class ControlKeyError(ValueError):
+    """A file that is no CURVE secret key."""
+
+
+def _load_key(path: Path) -> tuple[bytes, bytes]:
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise ControlKeyError(f"{path} is no key file ({error})") from None
+    if secret is None:
+        raise ControlKeyError(f"{path} holds no secret key; name the file that ends in .key_secret")
+    return public, secret
+
+
 class ControlSocket:
-    """A ZMQ ROUTER socket on the event loop. Raises zmq.ZMQError where it cannot bind, OSError or ValueError for a
+    """A ZMQ ROUTER socket on the event loop. Raises zmq.ZMQError where it cannot bind, ControlKeyError for a
     `curve_secret` that is no key file."""
 
     def __init__(
@@ -31,9 +45,7 @@ class ControlSocket:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPORT_BYTES)
         if curve_secret is not None:
-            public, secret = zmq.auth.load_certificate(curve_secret)
-            if secret is None:
-                raise ValueError(f"{curve_secret} holds no secret key")
+            public, secret = _load_key(curve_secret)
             self._socket.curve_server = True
             self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
         self._socket.bind(endpoint)

@@ -105,6 +105,12 @@ class PairExchange:
         role = "prefill" if url == self._pair.prefill_url else "decode"
         self._fail(EngineLost(role, url, "it does not answer its health check"))
 
+    async def streams(self) -> bool:
+        """Whether the decode engine answers with a stream; engines take more than `true` for a yes. Raises EngineFailed or
+        Unreachable."""
+        response = await self._decode_response()
+        return response.status == 200 and response.content_type == "text/event-stream"
+
     async def answer(self, merge_logprobs: bool) -> Answer:
         """The whole answer of the decode engine. Raises EngineFailed or Unreachable."""
         response = await self._decode_response()
@@ -112,9 +118,16 @@ class PairExchange:
         if answer.status == 200:
             prefill = await self._prefill
             if merge_logprobs:
-                answer = _with_input_logprobs(answer, prefill)
+                answer = self._with_input_logprobs(answer, prefill)
             self._finished = True
         return answer
+
+    def _with_input_logprobs(self, answer: Answer, prefill: Answer) -> Answer:
+        try:
+            return _with_input_logprobs(answer, prefill)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            said = error_answer(502, "the two engines' answers do not fit together", "engine_failed")
+            raise EngineFailed(self._pair.prefill_url, said) from None
 
     async def stream(self) -> AsyncIterator[bytes]:
         """The decode engine's chunks as they come. Raises EngineFailed or Unreachable, also in mid-stream."""

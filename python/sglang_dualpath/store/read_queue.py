@@ -6,6 +6,7 @@ thread, not its neighbours. Past the first block of a batch that is not OK the b
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -50,9 +51,21 @@ class BatchRead:
 
 
 class ReadQueue:
-    """`n_threads` readers of one store over one node's NIC."""
+    """`n_threads` readers of one store over one node's NIC.
 
-    def __init__(self, store: BlockStore, nic: NodeStorageNic, n_threads: int) -> None:
+    `on_idle` is called whenever the queue has run empty, with the tokens read since it was empty last and how long that took.
+    """
+
+    def __init__(
+        self,
+        store: BlockStore,
+        nic: NodeStorageNic,
+        n_threads: int,
+        on_idle: Callable[[int, float], object] = lambda *_: None,
+    ) -> None:
+        self._on_idle = on_idle
+        self._busy_since_s = 0.0
+        self._read_tokens = 0
         self._store = store
         self._nic = nic
         self._batches: deque[BatchRead] = deque()
@@ -114,6 +127,9 @@ class ReadQueue:
                 self._end(batch)
                 continue
             outcome = self._read(batch, index)
+            if outcome is ReadOutcome.OK:
+                with self._condition:
+                    self._read_tokens += batch.tokens_per_block
             self._count(-batch.tokens_per_block)
             with self._condition:
                 batch.outcomes[index] = outcome
@@ -156,5 +172,11 @@ class ReadQueue:
     def _count(self, delta_tokens: int) -> None:
         if delta_tokens:
             with self._condition:
+                now_s = time.monotonic()
+                if self._queued_tokens == 0:
+                    self._busy_since_s = now_s
                 self._queued_tokens += delta_tokens
+                if self._queued_tokens == 0:
+                    tokens, self._read_tokens = self._read_tokens, 0
+                    self._on_idle(tokens, now_s - self._busy_since_s)
             self._nic.add_queued_tokens(delta_tokens)

@@ -1,4 +1,4 @@
-"""How fast this engine computes, in tokens of prompt a second: what its beta (5 s of computing) is made of."""
+"""How fast this engine computes or reads, in tokens a second: alpha is 3 s of reading, beta 5 s of computing."""
 
 import threading
 

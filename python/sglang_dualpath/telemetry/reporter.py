@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from sglang_dualpath.engine import resources as engine_resources
+from sglang_dualpath.telemetry.gauges import EngineGauges
 from sglang_dualpath.telemetry.report import EngineReport, encode
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class _ReportSource:
 
         self._scheduler = scheduler
         self._resources = engine_resources.current()
+        self._gauges = EngineGauges()
         self._engine_id = uuid.uuid4().hex
         serving, disagg = get_serving(), get_disagg()
         own_address = self._resources.transport.session.rsplit(":", 1)[0]
@@ -76,6 +78,7 @@ class _ReportSource:
     def report(self) -> EngineReport:
         """The load at this moment."""
         held = self._resources
+        self._gauges.show(held)
         lengths = [len(req.origin_input_ids) + len(req.output_ids) for req in self._unfinished()]
         geometry = held.paged.geometry
         counted = held.counters.snapshot()
@@ -108,7 +111,7 @@ class _ReportSource:
     def _read_tokens_per_s(self) -> float | None:
         bandwidth = self._resources.nic.bandwidth_bytes_per_s
         if bandwidth is None:
-            return None
+            return self._resources.read_rate.measured_tokens_per_s
         geometry = self._resources.paged.geometry
         return bandwidth / (geometry.n_layers * geometry.token_bytes)
 

@@ -9,6 +9,8 @@ import pytest
 import pytest_asyncio
 import zmq
 import zmq.asyncio
+import zmq.auth
+from sglang_dualpath.router import curve
 from sglang_dualpath.router.control import ControlSocket
 from sglang_dualpath.telemetry.report import MAX_REPORT_BYTES, EngineReport, ReportAck, decode_ack, encode
 
@@ -164,3 +166,42 @@ async def test_an_endpoint_in_use_is_an_error_at_once() -> None:
         port = holder.bind_to_random_port("tcp://127.0.0.1")
         with pytest.raises(zmq.ZMQError, match="in use"):
             ControlSocket(f"tcp://127.0.0.1:{port}", lambda _: None, lambda: None)
+
+
+# ---- with a key
+
+
+async def test_only_engines_that_hold_the_routers_public_key_are_heard(tmp_path: Path) -> None:
+    curve.main([str(tmp_path / "keys")])
+    secret = tmp_path / "keys" / "router.key_secret"
+    assert secret.stat().st_mode & 0o077 == 0
+    public, _ = zmq.auth.load_certificate(secret)
+    reports: list[EngineReport] = []
+    endpoint = f"ipc://{tmp_path}/control"
+    control = ControlSocket(endpoint, reports.append, lambda: None, secret)
+    task = asyncio.create_task(control.run())
+    context = zmq.asyncio.Context()
+    try:
+        engines = {}
+        for name, key in (("knows", public), ("guesses", zmq.curve_keypair()[0]), ("has none", None)):
+            engines[name] = context.socket(zmq.DEALER)
+            engines[name].setsockopt(zmq.LINGER, 0)
+            if key is not None:
+                engines[name].curve_publickey, engines[name].curve_secretkey = zmq.curve_keypair()
+                engines[name].curve_serverkey = key
+            engines[name].connect(endpoint)
+        for name in ("has none", "guesses"):
+            await engines[name].send(encode(report_of(f"http://{name.replace(' ', '-')}:1", "prefill")))
+        assert await acknowledged(engines["knows"]) == ReportAck(sequence=1)
+        assert reports == [A_REPORT]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        control.close()
+        context.destroy(linger=0)
+
+
+async def test_a_file_without_a_secret_key_is_an_error_at_once(tmp_path: Path) -> None:
+    curve.main([str(tmp_path)])
+    with pytest.raises(ValueError, match="no secret key"):
+        ControlSocket(f"ipc://{tmp_path}/control", lambda _: None, lambda: None, tmp_path / "router.key")

@@ -6,9 +6,10 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
+import psutil
 import pytest
 import zmq
 import zmq.asyncio
@@ -103,6 +104,90 @@ async def test_a_port_in_use_is_one_sentence_that_names_its_flag(taken: str) -> 
     assert process.returncode == 1
     assert errors.decode().strip().splitlines()[-1].startswith(f"{taken} {in_use} on 127.0.0.1: ")
     assert "Traceback" not in errors.decode()
+
+
+# ---- several front processes
+
+
+async def test_fronts_share_the_port_and_one_core() -> None:
+    async with stub_engines(2) as (prefill, decode):
+        flags = ("--prefill", prefill.url, "--decode", decode.url, "--fronts", "2")
+        async with serving(*flags) as (process, url, _), aiohttp.ClientSession() as client:
+            async with client.post(url + "/flush_cache") as response:
+                assert (response.status, await response.json()) == (200, {prefill.url: 200, decode.url: 200})
+            for stream in (False, True) * 6:
+                # A connection of its own for each, so that both processes get some.
+                async with aiohttp.ClientSession() as other:
+                    body = {"text": "a", "stream": stream}
+                    async with other.post(url + "/generate", json=body) as response:
+                        assert (response.status, bool(await response.read())) == (200, True)
+            async with client.post(url + "/generate", data=b"{") as response:
+                assert response.status == 400
+            await until_async(lambda: counted(client, url, "ok", 12))
+            assert await counted(client, url, "bad_request", 1)
+            async with client.get(url + "/workers") as response:
+                assert [worker["in_flight"] for worker in (await response.json())["workers"]] == [0, 0]
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(60):
+                assert await process.wait() == 0
+        assert not _listens(url)
+
+
+async def test_a_client_that_leaves_a_front_aborts_both_engines() -> None:
+    async with stub_engines(2) as (prefill, decode):
+        prefill.behaviour = decode.behaviour = hangs
+        flags = ("--prefill", prefill.url, "--decode", decode.url, "--fronts", "2")
+        async with serving(*flags) as (_, url, _), aiohttp.ClientSession() as client:
+            request = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
+            await until(lambda: bool(prefill.running and decode.running))
+            request.cancel()
+            await until(lambda: not prefill.running and not decode.running)
+            await until_async(lambda: counted(client, url, "client_gone", 1))
+
+
+async def test_an_engine_found_dead_ends_what_fronts_have_on_it() -> None:
+    async with stub_engines(2) as (prefill, decode):
+        decode.behaviour = hangs
+        flags = (
+            "--prefill",
+            prefill.url,
+            "--decode",
+            decode.url,
+            "--fronts",
+            "2",
+            "--health-check-interval-secs",
+            "0.1",
+        )
+        async with serving(*flags) as (_, url, _), aiohttp.ClientSession() as client:
+            request = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
+            await until(lambda: bool(decode.running))
+            decode.health_status = 500
+            async with await request as response:
+                assert response.status == 502
+                assert decode.url in (await response.json())["error"]["message"]
+
+
+async def test_a_front_that_dies_ends_the_router() -> None:
+    async with serving("--fronts", "2") as (process, _, _):
+        front = next(
+            child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())
+        )
+        front.kill()
+        async with asyncio.timeout(60):
+            assert await process.wait() == 1
+
+
+async def counted(client: aiohttp.ClientSession, url: str, outcome: str, n: int) -> bool:
+    """Whether so many requests have ended so."""
+    async with client.get(url + "/metrics") as response:
+        return f'dualpath_router_requests_total{{outcome="{outcome}"}} {n}.0' in await response.text()
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.05)
 
 
 def _listens(url: str) -> bool:

@@ -282,3 +282,21 @@ def test_whatever_fails_every_batch_ends_with_its_good_prefix(
         assert batch.n_ok_prefix == expected
     assert reads.queue.queued_tokens == reads.nic.node_queued_tokens() == 0
     reads.close()
+
+
+def test_when_it_has_run_empty_it_tells_how_much_it_read_meanwhile(tmp_path: Path) -> None:
+    store = ScriptedStore()
+    store.answers[key(3)] = ReadOutcome.CORRUPT
+    told: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+    nic = NodeStorageNic("node", None, tmp_path)
+    reads = ReadQueue(store, nic, 1, lambda tokens, elapsed_s: told.put((tokens, elapsed_s)))  # type: ignore[arg-type]
+    try:
+        for blocks, good in (((1, 2), 2), ((3, 4), 0)):
+            wait(reads.submit([key(n) for n in blocks], [memoryview(bytearray(8)) for _ in blocks], BLOCK_TOKENS))
+            tokens, elapsed_s = told.get(timeout=WAIT_S)
+            assert tokens == good * BLOCK_TOKENS
+            assert elapsed_s >= 0
+        assert told.empty()
+    finally:
+        reads.close()
+        nic.close()

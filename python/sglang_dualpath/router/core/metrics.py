@@ -40,6 +40,11 @@ class CoreMetrics:
         self.rebalanced = Gauge(
             "dualpath_router_rebalanced", "Requests moved to their other candidate while they waited", registry=registry
         )
+        self.nic_max_over_avg = Gauge(
+            "dualpath_router_nic_max_over_avg",
+            "Bytes of the busiest node's storage NIC over the average, last minute",
+            registry=registry,
+        )
         self.malformed_reports = Counter(
             "dualpath_router_malformed_reports", "Control messages that were dropped", registry=registry
         )

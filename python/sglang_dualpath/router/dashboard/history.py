@@ -65,6 +65,8 @@ class History:
         self._samples.append(
             Sample(now_s, self._core.n_in_flight, self._core.scheduler.n_waiting, taken, engines, nodes)
         )
+        balance = _shares(list(self._samples)[-WINDOW_SAMPLES - 1 :])["nic_max_over_avg"]
+        self._core.metrics.nic_max_over_avg.set(1.0 if balance is None else balance)
 
     def describe(self) -> dict[str, Any]:
         """Totals, series and engines, as the page wants them."""

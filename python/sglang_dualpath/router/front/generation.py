@@ -182,7 +182,7 @@ class Generation:
             for url in urls:
                 self._exchanges[url].add(exchange)
             try:
-                if ongoing.body.stream:
+                if await exchange.streams():
                     return await self._stream(ongoing, exchange, pair)
                 answer = await exchange.answer(merge_logprobs=ongoing.body.return_logprob)
                 ongoing.first_byte_s = time.monotonic()

@@ -37,7 +37,6 @@ class _Fields(msgspec.Struct):
     prompt: msgspec.Raw = _ABSENT
     input_ids: msgspec.Raw = _ABSENT
     messages: msgspec.Raw = _ABSENT
-    stream: msgspec.Raw = _ABSENT
     return_logprob: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
     sampling_params: msgspec.Raw = _ABSENT
@@ -72,7 +71,6 @@ class Body:
     """Exact for token ids, else estimated from the text's length."""
     keys: tuple[int, ...]
     """Of its first prompt (`prompt.keys`)."""
-    stream: bool
     return_logprob: bool
 
     def request(self, request_id: str, arrived_s: float) -> Request:
@@ -111,6 +109,8 @@ class Body:
 def read(data: bytes) -> Body:
     """The body in `data`. Raises BodyError for what is no JSON object."""
     try:
+        if not data.isascii():
+            data.decode()
         try:
             fields = _decoder.decode(data)
         except msgspec.DecodeError:
@@ -126,7 +126,6 @@ def read(data: bytes) -> Body:
         n_prompts=n_prompts,
         prompt_tokens=tokens,
         keys=keys,
-        stream=value_of(fields.stream) is True,
         return_logprob=value_of(fields.return_logprob) is True,
     )
 

@@ -5,6 +5,7 @@ overloaded engine that its policy has bound it to, while others overtake it; or 
 also a fetch (paper, scheduling): whoever calls `report`, `submit`, `end_prefill` or `end` calls `run` after it.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ from sglang_dualpath.router.scheduling.waiting import WaitingQueue
 
 ROOM_PATIENCE_S = 10.0
 """A request overtaken this long for want of room on a decode engine holds up those behind it."""
+
+HELD_REVIEW_S = 0.05
+"""How often held requests are looked at whose own engine is overloaded still: another may have room, or their time be up."""
+
+REBALANCED_PER_ENGINE = 64
+"""Held requests of one engine that a round considers moving, first come first."""
 
 ROOM_LOOKAHEAD = 16
 """Requests looked at in a run of those that wait for room."""
@@ -45,6 +52,7 @@ class Scheduler:
         self._elsewhere: set[str] = set()
         """Ids in `_held` or `_roomless`; one that is withdrawn is missing here and dropped when met."""
         self.n_rebalanced = 0
+        self._next_review_s = 0.0
 
     @property
     def n_waiting(self) -> int:
@@ -91,8 +99,11 @@ class Scheduler:
             return
         yield from self._serve_roomless(now_s)
         if self._held:
-            self._rebalance(now_s)
-            yield from self._serve_held(now_s)
+            review = now_s >= self._next_review_s
+            if review:
+                self._next_review_s = now_s + HELD_REVIEW_S
+                self._rebalance(now_s)
+            yield from self._serve_held(now_s, review)
         if self._roomless and now_s - self._roomless[0][1] > ROOM_PATIENCE_S:
             return
         while (request := self._queue.head()) is not None:
@@ -182,9 +193,15 @@ class Scheduler:
             reason=choice.reason,
         )
 
-    def _serve_held(self, now_s: float) -> Iterator[Assignment]:
-        """Each engine's first held requests, as far as their policy finds them an engine that is not overloaded."""
+    def _serve_held(self, now_s: float, review: bool) -> Iterator[Assignment]:
+        """Each engine's first held requests, as far as their policy finds them an engine that is not overloaded.
+
+        Without a `review` only those whose own engine has worked enough off.
+        """
+        engines = self.cluster.engines
         for engine_id in list(self._held):
+            if not review and engines[engine_id].overloaded:
+                continue
             queue = self._held[engine_id]
             while queue:
                 request = queue[0]
@@ -211,7 +228,7 @@ class Scheduler:
         waiting = [
             (request, self.cluster.engines[engine_id])
             for engine_id, queue in self._held.items()
-            for request in queue
+            for request in itertools.islice(queue, REBALANCED_PER_ENGINE)
             if request.request_id in self._elsewhere
         ]
         moves = self.policy.rebalance(waiting, now_s)

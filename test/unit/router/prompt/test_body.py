@@ -129,15 +129,18 @@ def test_what_it_may_generate_is_taken_from_where_each_api_says_it(value: dict[s
 def test_what_only_a_lenient_parser_takes_is_left_to_the_engine(odd: bytes) -> None:
     """Clients that cut a text inside an emoji send half of it."""
     body = read(b'{"text": "abc", "stream": true, "odd": ' + odd + b"}")
-    assert body.stream
+    assert body.prompt_tokens == 0
     assert read(b'{"text": ["abc", "\\ud83d"], "rid": "\\ud83d"}').n_prompts == 2
 
 
-def test_streaming_and_priority() -> None:
-    body = body_of({"stream": True, "priority": 3})
-    assert body.stream
-    assert body.request("r", 0.0).priority == 3
-    assert not body_of({"stream": "true"}).stream
+@pytest.mark.parametrize(("given", "priority"), [(3, 3), (-1, -1), ("3", 0), (True, 0), (None, 0)])
+def test_a_priority_is_a_whole_number_or_none(given: Any, priority: int) -> None:
+    assert body_of({"priority": given}).request("r", 0.0).priority == priority
+
+
+@pytest.mark.parametrize("field", ["rid", "text", "odd"])
+def test_bytes_that_are_no_utf_8_are_refused_wherever_they_stand(field: str) -> None:
+    assert "malformed" in str(refusal(b'{"%s": "\x91"}' % field.encode()))
 
 
 def test_a_plan_that_comes_with_the_request_is_seen() -> None:

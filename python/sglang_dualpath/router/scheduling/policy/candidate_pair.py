@@ -10,6 +10,9 @@ from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
 from sglang_dualpath.router.scheduling.prefix_popularity import PrefixPopularity
 from sglang_dualpath.router.scheduling.request import Request
 
+MAX_KEPT = 1 << 16
+"""Pairs remembered of requests that wait."""
+
 
 class CandidatePairs:
     """Keeps rings and popularity in step with engines and requests."""
@@ -17,6 +20,7 @@ class CandidatePairs:
     def __init__(self, settings: PolicySettings, n_rings: int = 2) -> None:
         self._rings = HashRings(n_rings, settings.virtual_nodes)
         self._engines: dict[str, Engine] = {}
+        self._kept: dict[str, list[Engine]] = {}
         self._popularity = PrefixPopularity(
             settings.popularity_window,
             settings.popularity_min_samples,
@@ -28,11 +32,13 @@ class CandidatePairs:
         """On the rings from now on."""
         self._engines[engine.engine_id] = engine
         self._rings.add(engine.engine_id)
+        self._kept.clear()
 
     def left(self, engine: Engine) -> None:
         """Off the rings."""
         self._engines.pop(engine.engine_id, None)
         self._rings.remove(engine.engine_id)
+        self._kept.clear()
 
     @property
     def everyone(self) -> list[Engine]:
@@ -40,15 +46,26 @@ class CandidatePairs:
         return list(self._engines.values())
 
     def observe(self, request: Request) -> None:
-        """Its prefix has been asked for once more."""
+        """It has its engine: its prefix has been asked for once more."""
+        self._kept.pop(request.request_id, None)
         self._popularity.observe(request.keys, len(self._engines))
 
     def of(self, request: Request, engines: Sequence[Engine]) -> list[Engine]:
-        """The candidates among `engines`, at least one; a prompt shorter than a key block is hashed by its id."""
+        """The candidates among `engines`, at least one; a prompt shorter than a key block is hashed by its id.
+
+        A waiting request keeps its pair, also while the popularity of its prefix changes, until an engine joins or leaves.
+        """
+        kept = self._kept.get(request.request_id)
+        if kept is not None and not request.passed_over:
+            return kept
         depth = self._popularity.depth(request.keys)
         key = request.keys[depth - 1] if depth else xxhash.xxh3_64_intdigest(request.request_id.encode())
         everyone = len(engines) == len(self._engines)
         names = None if everyone else {engine.engine_id for engine in engines}
-        return [
-            self._engines[name] for name in self._rings.candidates(key, lambda name: names is None or name in names)
-        ]
+        found = self._rings.candidates(key, lambda name: names is None or name in names)
+        pair = [self._engines[name] for name in found]
+        if everyone:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[request.request_id] = pair
+        return pair

@@ -18,9 +18,6 @@ from sglang_dualpath.router.scheduling.policy.policy import Choice, Move
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
 from sglang_dualpath.router.scheduling.request import Request
 
-MAX_MOVES_LOOKED_AT = 64
-"""Held requests of one engine that a round considers, first come first."""
-
 
 class DualMap:
     """See the module."""
@@ -56,30 +53,35 @@ class DualMap:
     def rebalance(self, waiting: Iterable[tuple[Request, Engine]], now_s: float) -> list[Move]:
         """See `Policy.rebalance`."""
         moves: list[Move] = []
+        idle = {
+            id(engine) for engine in self._pairs.everyone if not engine.overloaded and waiting_s(engine) < self._slo_s
+        }
         queued = {id(engine): (engine, [r for r, _ in group]) for engine, group in groupby(waiting, key=lambda w: w[1])}
         # Of requests that were withdrawn no one tells: what is remembered of them goes with the next round.
         held = {request.request_id for _, requests in queued.values() for request in requests}
         self._moved = {name: target for name, target in self._moved.items() if name in held}
-        busy = set(queued)
+        idle -= set(queued)
         for source, requests in queued.values():
-            made = self._relieve(source, requests, busy)
+            if not idle:
+                break
+            made = self._relieve(source, requests, idle)
             for move in made:
                 self._moved[move.request.request_id] = move.target
-                busy.add(id(move.target))
+                idle.discard(id(move.target))
             moves += made
         return moves
 
-    def _relieve(self, source: Engine, requests: list[Request], busy: set[int]) -> list[Move]:
+    def _relieve(self, source: Engine, requests: list[Request], idle: set[int]) -> list[Move]:
         """Moves away from one engine, by benefit, until its queue is expected to meet the SLO."""
         rate = compute_rate_per_s(source)
         begins_s = waiting_s(source)
         offers: list[tuple[float, int, Move]] = []
         costs_s: list[float] = []
-        for place, request in enumerate(requests[:MAX_MOVES_LOOKED_AT]):
+        for place, request in enumerate(requests):
             cost_s = (request.prompt_tokens - source.known_tokens(request)) / rate
             costs_s.append(cost_s)
             begins_s += cost_s
-            other = self._idle_other(request, source, busy)
+            other = self._idle_other(request, source, idle)
             if other is not None and request.request_id not in self._moved:
                 benefit_s = begins_s - expected_ttft_s(other, request)
                 if benefit_s > 0:
@@ -97,13 +99,13 @@ class DualMap:
             moves.append(move)
         return moves
 
-    def _idle_other(self, request: Request, source: Engine, busy: set[int]) -> Engine | None:
+    def _idle_other(self, request: Request, source: Engine, idle: set[int]) -> Engine | None:
         """Its other candidate, if that has nothing waiting and would meet the SLO."""
         pair = self._pairs.of(request, self._pairs.everyone)
         if source not in pair:
             return None
         for engine in pair:
-            if engine is not source and id(engine) not in busy and not engine.overloaded:
+            if engine is not source and id(engine) in idle:
                 return engine if expected_ttft_s(engine, request) <= self._slo_s else None
         return None
 

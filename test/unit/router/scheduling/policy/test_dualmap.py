@@ -190,7 +190,7 @@ def test_while_one_of_the_pair_is_not_overloaded_the_request_goes_there() -> Non
     policy = DualPathDualMap(SETTINGS)
     engines = fleet(policy, 6)
     for prefix in range(40):
-        asked = prefixed("r", prefix)
+        asked = prefixed(f"r{prefix}", prefix)
         pair = pair_of(policy, asked, engines)
         pair[0].tok, pair[1].tok = 9000, 100
         choice = policy.choose(asked, engines, 0.0)
