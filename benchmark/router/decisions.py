@@ -1,5 +1,6 @@
 """How long the scheduler takes for one decision, one rebalancing round, and how much it remembers of an engine."""
 
+import functools
 import itertools
 import random
 import statistics
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from rich.table import Table
 from sglang_dualpath.router.scheduling.build import build_scheduler
 from sglang_dualpath.router.scheduling.load_report import LoadReport
+from sglang_dualpath.router.scheduling.marks import Marks
 from sglang_dualpath.router.scheduling.policy.dualmap import DualMap
 from sglang_dualpath.router.scheduling.policy.names import POLICIES
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
@@ -36,8 +38,8 @@ def decision_us(policy: str) -> float:
     """Median microseconds from a report that lets one request go to its assignment, in a full queue."""
     scheduler = _scheduler(policy, N_ENGINES)
     source = random.Random(1)
-    for index in range(N_WAITING):
-        scheduler.submit(_request(f"w{index}", source, arrived_s=0.0))
+    for request in _waiting():
+        scheduler.submit(request)
     _overload(scheduler)
     list(scheduler.run(0.0))
     taken: list[float] = []
@@ -54,6 +56,13 @@ def decision_us(policy: str) -> float:
             scheduler.end(request_id)
         assert made is not None or POLICIES[policy](PolicySettings()).holds
     return statistics.median(taken) * 1e6
+
+
+@functools.cache
+def _waiting() -> tuple[Request, ...]:
+    """The same for every policy."""
+    source = random.Random(4)
+    return tuple(_request(f"w{index}", source, arrived_s=0.0) for index in range(N_WAITING))
 
 
 def rebalance_us() -> float:
@@ -80,7 +89,7 @@ def metadata_bytes(policy: str) -> int:
     engine = scheduler.cluster.prefill[0]
     source = random.Random(3)
     for _ in range(200):
-        engine.cached.insert(tuple(source.getrandbits(64) for _ in range(N_KEYS)))
+        engine.cached.insert(Marks.of(tuple(source.getrandbits(64) for _ in range(N_KEYS))))
     return engine.cached.n_bytes
 
 

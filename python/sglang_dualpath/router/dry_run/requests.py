@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from sglang_dualpath.router.scheduling.request import KEY_BLOCK_TOKENS, Request
+from sglang_dualpath.router.scheduling.marks import KEY_BLOCK_TOKENS
+from sglang_dualpath.router.scheduling.request import Request
 
 MOONCAKE_BLOCK_TOKENS = 512
 MAX_TRACE_BYTES = 2**31

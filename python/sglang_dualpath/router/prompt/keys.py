@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import xxhash
 
-from sglang_dualpath.router.scheduling.request import KEY_BLOCK_TOKENS
+from sglang_dualpath.router.scheduling.marks import KEY_BLOCK_TOKENS
 
 CHARACTERS_PER_TOKEN = 4
 """For texts; only an estimate."""

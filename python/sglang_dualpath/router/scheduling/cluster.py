@@ -20,8 +20,8 @@ REPORT_FRESH_S = 5.0
 
 REPORT_LAG_S = 0.15
 
-STORED_BLOCKS = 1 << 16
-"""Key blocks remembered as persisted: 8 million tokens in 768 KiB, for the whole cluster."""
+STORED_MARKS = 1 << 16
+"""Marks remembered as persisted: 24 million tokens of long prompts in 768 KiB, for the whole cluster."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +115,8 @@ class Engine:
 
     def known_tokens(self, request: Request) -> int:
         """Tokens of a prompt that it need not compute: in its own memory, or in the store."""
-        held = self.cached.hit_tokens(request.keys)
-        stored = 0 if self.stored is None else self.stored.hit_tokens(request.keys)
+        held = self.cached.hit_tokens(request.marks)
+        stored = 0 if self.stored is None else self.stored.hit_tokens(request.marks)
         return min(max(held, stored), request.prompt_tokens - 1)
 
     def settle(self) -> None:
@@ -144,7 +144,7 @@ class Cluster:
     """All engines, and the work assigned to them."""
 
     def __init__(self, shared_store: bool = True) -> None:
-        self.stored = CachedBlocks(STORED_BLOCKS) if shared_store else None
+        self.stored = CachedBlocks(STORED_MARKS) if shared_store else None
         self.engines: dict[str, Engine] = {}
         self.nodes: dict[str, Node] = {}
         self.prefill: list[Engine] = []

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-KEY_BLOCK_TOKENS = 128
-"""Tokens one key stands for (DualMap's block)."""
+from sglang_dualpath.router.scheduling.marks import Marks
 
 
 @dataclass(slots=True, eq=False)
@@ -16,14 +15,22 @@ class Request:
     """Exact for token ids, else estimated from the text's length."""
     arrived_s: float
     keys: tuple[int, ...] = ()
-    """One 64-bit chained hash a full block of `KEY_BLOCK_TOKENS`: equal keys mean equal prefixes up to their end."""
+    """One 64-bit chained hash a full block of `marks.KEY_BLOCK_TOKENS`: equal keys mean equal prefixes up to their end."""
     output_tokens: int = 0
     """Most tokens it may generate; 0 when unknown."""
     priority: int = 0
     read_side: Literal["prefill", "decode"] | None = None
     """Demanded by a plan that came with the request: holds instead of the policy's."""
     passed_over: frozenset[str] = field(default_factory=frozenset)
-    """Engines that have failed this request already."""
+    """Servers that have failed this request already."""
+    _marks: Marks | None = field(default=None, init=False, repr=False)
+
+    @property
+    def marks(self) -> Marks:
+        """Its keys, as caches know them; made once."""
+        if self._marks is None:
+            self._marks = Marks.of(self.keys)
+        return self._marks
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,11 +178,14 @@ class Scheduler:
             return None
         prefill = choice.engine
         share = self._read_side.share(request, prefill, decode)
-        hit_tokens = min(prefill.cached.hit_tokens(request.keys), request.prompt_tokens)
-        self.cluster.begin(request, (prefill, decode), share, prefill.known_tokens(request), now_s)
-        prefill.cached.insert(request.keys)
-        if self.cluster.stored is not None:
-            self.cluster.stored.insert(request.keys)
+        hit_tokens = known_tokens = 0
+        if self.policy.uses_hits:
+            hit_tokens = min(prefill.cached.hit_tokens(request.marks), request.prompt_tokens)
+            known_tokens = prefill.known_tokens(request)
+            prefill.cached.insert(request.marks)
+            if self.cluster.stored is not None:
+                self.cluster.stored.insert(request.marks)
+        self.cluster.begin(request, (prefill, decode), share, known_tokens, now_s)
         self.policy.assigned(request, prefill, now_s)
         return Assignment(
             request_id=request.request_id,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_dualpath.router.prompt.body import BodyError, read
-from sglang_dualpath.router.scheduling.request import KEY_BLOCK_TOKENS
+from sglang_dualpath.router.scheduling.marks import KEY_BLOCK_TOKENS
 from sglang_dualpath.telemetry.plan import ReadPlan, to_kv_hints
 
 json_values = st.recursive(

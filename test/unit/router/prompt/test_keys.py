@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_dualpath.router.prompt.keys import CHARACTERS_PER_TOKEN, MAX_KEYS, keys_of_ids, keys_of_text, salt
-from sglang_dualpath.router.scheduling.request import KEY_BLOCK_TOKENS
+from sglang_dualpath.router.scheduling.marks import KEY_BLOCK_TOKENS
 
 SEED = salt(b"model")
 ids = st.lists(st.integers(0, 200_000), max_size=5 * KEY_BLOCK_TOKENS)

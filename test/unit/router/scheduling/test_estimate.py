@@ -3,6 +3,7 @@
 import pytest
 from sglang_dualpath.router.scheduling.cluster import Cluster
 from sglang_dualpath.router.scheduling.estimate import COMPUTE_TOKENS_PER_S, expected_ttft_s, waiting_s
+from sglang_dualpath.router.scheduling.marks import Marks
 
 from test.unit.router.scheduling.engines import joined, request
 
@@ -19,10 +20,10 @@ def test_own_tokens_count_but_for_those_held_or_stored() -> None:
     engine = joined(cluster, "p", "prefill", compute_tokens_per_s=100.0)
     asked = request(prompt_tokens=1000, keys=(1, 2, 3, 4))
     assert expected_ttft_s(engine, asked) == 10.0
-    engine.cached.insert((1, 2))
+    engine.cached.insert(Marks.of((1, 2)))
     assert expected_ttft_s(engine, asked) == pytest.approx(10.0 - 2.56)
     assert cluster.stored is not None
-    cluster.stored.insert((1, 2, 3))
+    cluster.stored.insert(Marks.of((1, 2, 3)))
     assert expected_ttft_s(engine, asked) == pytest.approx(10.0 - 3.84)
 
 

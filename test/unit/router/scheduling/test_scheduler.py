@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.marks import Marks
 from sglang_dualpath.router.scheduling.policy.dualmap import DualMap
 from sglang_dualpath.router.scheduling.policy.free_choice import FreeChoice
+from sglang_dualpath.router.scheduling.policy.min_ttft import MinTtft
 from sglang_dualpath.router.scheduling.policy.policy import Choice
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
 from sglang_dualpath.router.scheduling.request import Assignment, Request
@@ -145,13 +147,13 @@ def test_with_the_last_engine_held_requests_learn_that_there_is_none() -> None:
 def test_held_requests_move_to_their_idle_candidate() -> None:
     made = scheduler(2, 1, DualMap(PolicySettings(ttft_slo_s=1.0)))
     keys = (1, 2, 3, 4)
-    made.cluster.engines["p0"].cached.insert(keys)
+    made.cluster.engines["p0"].cached.insert(Marks.of(keys))
     made.cluster.report(report("p0", tok=5000, compute_tokens_per_s=1000.0), 0.0)
     made.cluster.report(report("p1", compute_tokens_per_s=1000.0), 0.0)
     made.submit(request("a", 600, keys=keys))
     assert list(made.run(0.0)) == []
     made.cluster.engines["p0"].pending_new_tokens = 5000
-    made.cluster.engines["p1"].cached.insert(keys)
+    made.cluster.engines["p1"].cached.insert(Marks.of(keys))
     assert assigned(list(made.run(0.1))) == [("a", "p1", "d0")]
     assert made.n_rebalanced == 1
 
@@ -200,8 +202,7 @@ def test_one_that_waits_for_room_can_be_withdrawn() -> None:
 
 
 def test_hits_are_expected_where_the_prefix_went_before() -> None:
-    made = scheduler(1, 1)
-    made.cluster.report(report("p0", beta_tokens=10_000.0), 0.0)
+    made = scheduler(1, 1, MinTtft())
     keys = tuple(range(1, 9))
     made.submit(request("a", 8 * 128 + 50, keys=keys))
     made.submit(request("b", 8 * 128 + 50, keys=(*keys[:4], 99, 98, 97, 96)))

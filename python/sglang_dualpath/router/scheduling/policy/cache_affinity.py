@@ -17,6 +17,8 @@ from sglang_dualpath.router.scheduling.request import Request
 class CacheAffinity(FreeChoice):
     """See the module."""
 
+    uses_hits = True
+
     def __init__(self, settings: PolicySettings) -> None:
         # Nothing is ever observed, so every prefix is keyed by its first block.
         self._pairs = CandidatePairs(settings, n_rings=1)

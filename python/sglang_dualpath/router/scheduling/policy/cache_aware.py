@@ -18,6 +18,8 @@ from sglang_dualpath.router.scheduling.request import Request
 class CacheAware(FreeChoice):
     """See the module."""
 
+    uses_hits = True
+
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
 
@@ -28,9 +30,9 @@ class CacheAware(FreeChoice):
         uneven = most_seq - least.seq > self._settings.balance_abs_threshold
         if uneven and most_seq > self._settings.balance_rel_threshold * least.seq:
             return Choice(least, "balance")
-        hits = [engine.cached.hit_tokens(request.keys) for engine in engines]
+        hits = [engine.cached.hit_tokens(request.marks) for engine in engines]
         longest = max(hits)
         if longest > self._settings.cache_threshold * request.prompt_tokens:
             return Choice(engines[hits.index(longest)], "longest_match")
-        emptiest = min(engines, key=lambda engine: (engine.cached.n_blocks, engine.seq, engine.engine_id))
+        emptiest = min(engines, key=lambda engine: (engine.cached.n_marks, engine.seq, engine.engine_id))
         return Choice(emptiest, "least_cached")

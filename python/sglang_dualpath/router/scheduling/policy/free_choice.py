@@ -11,6 +11,7 @@ class FreeChoice:
     """A base for policies that only implement `choose`."""
 
     holds = False
+    uses_hits = False
 
     def joined(self, engine: Engine) -> None:
         """See `Policy.joined`."""

@@ -15,6 +15,8 @@ from sglang_dualpath.router.scheduling.request import Request
 class MinTtft(FreeChoice):
     """See the module."""
 
+    uses_hits = True
+
     def choose(self, request: Request, engines: Sequence[Engine], now_s: float) -> Choice | None:
         """See `Policy.choose`."""
         best = min(engines, key=lambda engine: (expected_ttft_s(engine, request), engine.seq, engine.engine_id))

@@ -29,6 +29,9 @@ class Policy(Protocol):
     """Chooses prefill engines. May keep state of its own; never does I/O, never reads a clock, draws chance only from the
     seed it was made with."""
 
+    uses_hits: bool
+    """Whether what engines hold matters to it; if not, it is not kept."""
+
     holds: bool
     """Whether a request that it gives to an overloaded engine (C1) is held back until that has worked some off."""
 

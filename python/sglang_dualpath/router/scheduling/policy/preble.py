@@ -18,9 +18,11 @@ from sglang_dualpath.router.scheduling.request import Request
 class Preble(FreeChoice):
     """See the module."""
 
+    uses_hits = True
+
     def choose(self, request: Request, engines: Sequence[Engine], now_s: float) -> Choice | None:
         """See `Policy.choose`."""
-        hits = [engine.cached.hit_tokens(request.keys) for engine in engines]
+        hits = [engine.cached.hit_tokens(request.marks) for engine in engines]
         longest = max(hits)
         if longest > request.prompt_tokens - longest:
             holders = [engine for engine, hit in zip(engines, hits, strict=True) if hit == longest]

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from sglang_dualpath.router.scheduling.cluster import Cluster, Engine
+from sglang_dualpath.router.scheduling.marks import Marks
 from sglang_dualpath.router.scheduling.policy.names import POLICIES
 from sglang_dualpath.router.scheduling.policy.policy import Policy
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
@@ -107,7 +108,7 @@ def test_cache_affinity_sends_a_prefix_to_one_engine_whatever_its_load() -> None
 def test_min_ttft_weighs_hits_against_what_waits() -> None:
     policy = policy_named("min_ttft")
     engines = fleet(policy, (0, 0), (0, 0))
-    engines[1].cached.insert(LONG)
+    engines[1].cached.insert(Marks.of(LONG))
     assert chosen(policy, engines, keys=LONG, prompt_tokens=1300) == "p1"
     engines[1].pending_new_tokens = 2000
     assert chosen(policy, engines, keys=LONG, prompt_tokens=1300) == "p0"
@@ -116,7 +117,7 @@ def test_min_ttft_weighs_hits_against_what_waits() -> None:
 def test_preble_exploits_long_hits_and_explores_otherwise() -> None:
     policy = policy_named("preble")
     engines = fleet(policy, (9, 900), (0, 0))
-    engines[0].cached.insert(LONG)
+    engines[0].cached.insert(Marks.of(LONG))
     assert chosen(policy, engines, keys=LONG, prompt_tokens=2000) == "p0"
     engines[0].pending_new_tokens = 100_000
     assert chosen(policy, engines, keys=LONG, prompt_tokens=5000) == "p1"
@@ -125,7 +126,7 @@ def test_preble_exploits_long_hits_and_explores_otherwise() -> None:
 def test_cache_aware_follows_the_match_until_the_load_is_uneven() -> None:
     policy = policy_named("cache_aware", balance_abs_threshold=4, balance_rel_threshold=2.0)
     engines = fleet(policy, (4, 400), (0, 0))
-    engines[0].cached.insert(LONG)
+    engines[0].cached.insert(Marks.of(LONG))
     assert chosen(policy, engines, keys=LONG, prompt_tokens=1500) == "p0"
     engines[0].seq = 5
     assert chosen(policy, engines, keys=LONG, prompt_tokens=1500) == "p1"
@@ -134,5 +135,5 @@ def test_cache_aware_follows_the_match_until_the_load_is_uneven() -> None:
 def test_cache_aware_takes_the_emptiest_when_nothing_matches() -> None:
     policy = policy_named("cache_aware")
     engines = fleet(policy, (0, 0), (3, 0))
-    engines[0].cached.insert(LONG)
+    engines[0].cached.insert(Marks.of(LONG))
     assert chosen(policy, engines, keys=(99, 100), prompt_tokens=300) == "p1"

@@ -59,7 +59,7 @@ def test_the_longer_hit_until_it_would_miss_the_slo_then_the_calmer_one() -> Non
     policy = DualMap(SETTINGS)
     one, other = fleet(policy, 2)
     asked = prefixed("r", 1)
-    one.cached.insert(asked.keys)
+    one.cached.insert(asked.marks)
     one.pending_new_tokens = 3900
     choice = slo_aware(asked, (one, other), SLO_S)
     assert choice is not None
@@ -92,8 +92,8 @@ def test_a_prefix_keeps_at_least_one_minus_two_over_m_of_its_hits() -> None:
                 engine.pending_new_tokens = source.randrange(6000)
             choice = policy.choose(asked, engines, 0.0)
             assert choice is not None
-            misses += choice.engine.cached.hit_tokens(asked.keys) == 0
-            choice.engine.cached.insert(asked.keys)
+            misses += choice.engine.cached.hit_tokens(asked.marks) == 0
+            choice.engine.cached.insert(asked.marks)
         assert misses <= 2
 
 
@@ -203,7 +203,7 @@ def test_a_short_read_queue_comes_before_a_longer_hit() -> None:
     policy = DualPathDualMap(SETTINGS)
     one, other = fleet(policy, 2)
     asked = prefixed("r", 1)
-    one.cached.insert(asked.keys)
+    one.cached.insert(asked.marks)
     one.node.read_q_tokens = 1001
     choice = policy.choose(asked, [one, other], 0.0)
     assert choice is not None
