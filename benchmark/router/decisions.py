@@ -5,6 +5,7 @@ import itertools
 import random
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 
 from rich.table import Table
@@ -49,8 +50,11 @@ def decision_us(policy: str) -> float:
         scheduler.cluster.report(_report(engine.engine_id, tok=0), 0.0)
         scheduler.submit(_request(f"n{len(taken)}", source, arrived_s=0.0))
         began_s = time.perf_counter()
-        made = next(iter(scheduler.run(0.0)), None)
+        run = iter(scheduler.run(0.0))
+        made = next(run, None)
         taken.append(time.perf_counter() - began_s)
+        for _ in run:
+            pass
         scheduler.cluster.report(_report(engine.engine_id, tok=10**7), 0.0)
         for request_id in set(scheduler.cluster.work) - before:
             scheduler.end(request_id)
@@ -74,12 +78,17 @@ def rebalance_us() -> float:
     source = random.Random(2)
     for engine in scheduler.cluster.prefill[:8]:
         engine.pending_new_tokens = 10**6
-    held = [(_request(f"h{i}", source, 0.0), scheduler.cluster.prefill[i % 8]) for i in range(1000)]
-    held.sort(key=lambda pair: pair[1].engine_id)
+    for i in range(1000):
+        engine = scheduler.cluster.prefill[i % 8]
+        request = _request(f"h{i}", source, 0.0)
+        policy.choose(request, scheduler.cluster.prefill, 0.0)
+        scheduler._held.setdefault(engine.engine_id, deque()).append(request)
+        scheduler._elsewhere.add(request.request_id)
     taken = []
-    for _ in range(30):
+    for i in range(30):
         policy._moved.clear()
-        taken.append(_timed(lambda: policy.rebalance(held, 0.0)))
+        scheduler.cluster.prefill[i % 32].cached.insert(_request(f"x{i}", source, 0.0).marks)
+        taken.append(_timed(lambda: scheduler._rebalance(0.0)))
     return statistics.median(taken) * 1e6
 
 

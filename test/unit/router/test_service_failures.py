@@ -191,19 +191,18 @@ async def test_a_client_that_leaves_while_waiting_gives_up_its_place() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_whose_engine_dies_before_a_token_is_served_by_another(role: str, stream: bool) -> None:
     async with stub_engines(4) as (p0, p1, d0, d1), running_router([p0, p1], [d0, d1]) as router:
-        # The first of two idle engines is the one whose name comes first.
-        victim = min((p0, p1) if role == "prefill" else (d0, d1), key=lambda engine: engine.url)
+        # Of two idle engines the first one is taken.
+        victim = p0 if role == "prefill" else d0
         victim.behaviour = dies_at_once
         if role == "prefill":
             # Without a prefill engine's KV no decode engine would answer.
             prefilled = asyncio.Event()
-            other = p1 if victim is p0 else p0
 
             async def prefills(call: Call) -> web.StreamResponse:
                 prefilled.set()
                 return await default_behaviour(call)
 
-            other.behaviour = prefills
+            p1.behaviour = prefills
             d0.behaviour = d1.behaviour = after(prefilled, default_behaviour)
         for _ in range(3):
             status, body = await posted(router, text="a", stream=stream)
@@ -222,8 +221,7 @@ async def test_without_retries_it_is_an_error() -> None:
 
 async def test_a_request_on_an_engine_found_dead_is_served_by_another() -> None:
     """It accepts connections and answers nothing; its health check tells."""
-    async with stub_engines(3) as (prefill, *decodes), running_router([prefill], decodes) as router:
-        d0, d1 = sorted(decodes, key=lambda engine: engine.url)
+    async with stub_engines(3) as (prefill, d0, d1), running_router([prefill], [d0, d1]) as router:
         d0.behaviour = hangs
         running = asyncio.create_task(posted(router, text="a"))
         await until(lambda: bool(d0.running))

@@ -27,6 +27,11 @@ class CachedBlocks:
         self._n_marks = 0
 
     @property
+    def version(self) -> int:
+        """Grows with each insertion."""
+        return self._clock
+
+    @property
     def n_marks(self) -> int:
         """Marks held."""
         return self._n_marks

@@ -115,14 +115,28 @@ class Engine:
 
     def known_tokens(self, request: Request) -> int:
         """Tokens of a prompt that it need not compute: in its own memory, or in the store."""
-        held = self.cached.hit_tokens(request.marks)
-        stored = 0 if self.stored is None else self.stored.hit_tokens(request.marks)
+        held = hit_tokens(self.cached, request)
+        stored = 0 if self.stored is None else hit_tokens(self.stored, request)
         return min(max(held, stored), request.prompt_tokens - 1)
+
+    def hit_tokens(self, request: Request) -> int:
+        """Tokens of a prompt that it probably holds in its own memory."""
+        return hit_tokens(self.cached, request)
 
     def settle(self) -> None:
         """Bring `seq` and `tok` up to date."""
         self.seq = self.own_seq + self.surplus_seq
         self.tok = self.own_tok + self.surplus_tok
+
+
+def hit_tokens(cached: CachedBlocks, request: Request) -> int:
+    """What `cached` holds of a prompt, looked up again only when something has been inserted."""
+    seen = request.hits_seen.get(id(cached))
+    if seen is not None and seen[0] == cached.version:
+        return seen[1]
+    tokens = cached.hit_tokens(request.marks)
+    request.hits_seen[id(cached)] = (cached.version, tokens)
+    return tokens
 
 
 @dataclass(slots=True)

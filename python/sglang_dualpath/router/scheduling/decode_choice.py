@@ -44,15 +44,11 @@ class DecodeChoice:
 
 def two_level(request: Request, engines: Sequence[Engine], waiting_tokens: int) -> Engine | None:
     """See the module."""
+    if all(engine.group == engine.engine_id for engine in engines):
+        return _least_tok_with_room(request, engines)
     groups: dict[str, list[Engine]] = {}
     for engine in engines:
         groups.setdefault(engine.group, []).append(engine)
-    if len(groups) == len(engines):
-        # Servers of one rank: the group's choice is the engine's, but for its room.
-        for engine in _by_tok(engines) if len(engines) > 1 else engines:
-            if has_room(engine, request):
-                return engine
-        return None
     for members in sorted(groups.values(), key=lambda group: sum(engine.tok for engine in group)):
         chosen = _inside(request, members, waiting_tokens)
         if chosen is not None:
@@ -60,9 +56,18 @@ def two_level(request: Request, engines: Sequence[Engine], waiting_tokens: int) 
     return None
 
 
-def _by_tok(engines: Sequence[Engine]) -> Sequence[Engine]:
-    first = min(engines, key=lambda engine: (engine.tok, engine.seq, engine.engine_id))
-    return (first, *sorted((e for e in engines if e is not first), key=lambda e: (e.tok, e.seq, e.engine_id)))
+def _least_tok_with_room(request: Request, engines: Sequence[Engine]) -> Engine | None:
+    """The rule for servers of one rank: a group's choice is the engine's, but for its room."""
+    length = request.prompt_tokens + request.output_tokens
+    best: Engine | None = None
+    for engine in engines:
+        if best is not None and engine.tok > best.tok:
+            continue
+        if engine.free_kv_tokens is not None and engine.free_kv_tokens < length and engine.seq:
+            continue
+        if best is None or engine.tok < best.tok or engine.seq < best.seq:
+            best = engine
+    return best
 
 
 def _inside(request: Request, members: list[Engine], waiting_tokens: int) -> Engine | None:

@@ -23,6 +23,8 @@ class Request:
     """Demanded by a plan that came with the request: holds instead of the policy's."""
     passed_over: frozenset[str] = field(default_factory=frozenset)
     """Servers that have failed this request already."""
+    hits_seen: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)
+    """Look-ups in tables of prefixes: by table, its version and the tokens found."""
     _marks: Marks | None = field(default=None, init=False, repr=False)
 
     @property

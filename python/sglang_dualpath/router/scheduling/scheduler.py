@@ -23,7 +23,7 @@ ROOM_PATIENCE_S = 10.0
 HELD_REVIEW_S = 0.05
 """How often held requests are looked at whose own engine is overloaded still: another may have room, or their time be up."""
 
-REBALANCED_PER_ENGINE = 64
+REBALANCED_PER_ENGINE = 16
 """Held requests of one engine that a round considers moving, first come first."""
 
 ROOM_LOOKAHEAD = 16
@@ -53,6 +53,8 @@ class Scheduler:
         """Ids in `_held` or `_roomless`; one that is withdrawn is missing here and dropped when met."""
         self.n_rebalanced = 0
         self._next_review_s = 0.0
+        self._to_remember: list[tuple[Request, Engine]] = []
+        """Prefixes assigned and not yet in the tables: that comes after the assignment has been given out."""
 
     @property
     def n_waiting(self) -> int:
@@ -93,6 +95,10 @@ class Scheduler:
 
     def run(self, now_s: float) -> Iterator[Assignment | Unplaceable]:
         """Everything that can be decided now; each assignment is counted on its engines as it is given."""
+        yield from self._run(now_s)
+        self._remember()
+
+    def _run(self, now_s: float) -> Iterator[Assignment | Unplaceable]:
         self.cluster.expire(now_s)
         if not (self.cluster.prefill and self.cluster.decode):
             yield from self._nobody()
@@ -167,7 +173,16 @@ class Scheduler:
         passed_over = request.passed_over
         return [e for e in engines if e.group not in passed_over] if passed_over else engines
 
+    def _remember(self) -> None:
+        for request, engine in self._to_remember:
+            engine.cached.insert(request.marks)
+            if self.cluster.stored is not None:
+                self.cluster.stored.insert(request.marks)
+        self._to_remember.clear()
+
     def _choose(self, request: Request, now_s: float) -> Choice | None:
+        if self._to_remember:
+            self._remember()
         return self.policy.choose(request, self._allowed(request, self.cluster.prefill), now_s)
 
     def _assign(self, request: Request, choice: Choice, now_s: float) -> Assignment | None:
@@ -180,11 +195,9 @@ class Scheduler:
         share = self._read_side.share(request, prefill, decode)
         hit_tokens = known_tokens = 0
         if self.policy.uses_hits:
-            hit_tokens = min(prefill.cached.hit_tokens(request.marks), request.prompt_tokens)
+            hit_tokens = min(prefill.hit_tokens(request), request.prompt_tokens)
             known_tokens = prefill.known_tokens(request)
-            prefill.cached.insert(request.marks)
-            if self.cluster.stored is not None:
-                self.cluster.stored.insert(request.marks)
+            self._to_remember.append((request, prefill))
         self.cluster.begin(request, (prefill, decode), share, known_tokens, now_s)
         self.policy.assigned(request, prefill, now_s)
         return Assignment(

@@ -30,7 +30,7 @@ class CacheAware(FreeChoice):
         uneven = most_seq - least.seq > self._settings.balance_abs_threshold
         if uneven and most_seq > self._settings.balance_rel_threshold * least.seq:
             return Choice(least, "balance")
-        hits = [engine.cached.hit_tokens(request.marks) for engine in engines]
+        hits = [engine.hit_tokens(request) for engine in engines]
         longest = max(hits)
         if longest > self._settings.cache_threshold * request.prompt_tokens:
             return Choice(engines[hits.index(longest)], "longest_match")

@@ -116,7 +116,7 @@ def slo_aware(request: Request, pair: Sequence[Engine], slo_s: float) -> Choice 
     if len(pair) < 2:
         return Choice(pair[0], "only_candidate") if pair else None
     one, other = pair
-    hits = one.cached.hit_tokens(request.marks), other.cached.hit_tokens(request.marks)
+    hits = one.hit_tokens(request), other.hit_tokens(request)
     calmer = min(pair, key=lambda engine: (engine.pending_new_tokens, engine.tok, engine.seq, engine.engine_id))
     if hits[0] == hits[1]:
         return Choice(calmer, "equal_hits")

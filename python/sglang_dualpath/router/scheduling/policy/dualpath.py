@@ -1,7 +1,7 @@
 """DualPath: classes of prefill engines by their load and their node's read queue (paper, Algorithm 1).
 
 C1 = {tok > beta} gets nothing; C2 = {read_q <= alpha, tok <= beta} comes before C3 = {read_q > alpha, tok <= beta}; within a
-class the least tok, then the least seq, then the first name. While all are in C1 the head of the line waits.
+class the least tok, then the least seq, then who joined first. While all are in C1 the head of the line waits.
 Knobs: alpha and beta, profiled and reported by each engine; one that reports none counts as C2.
 """
 
@@ -27,17 +27,15 @@ def best_of_classes(engines: Iterable[Engine]) -> Choice | None:
     long: Engine | None = None
     for engine in engines:
         tok = engine.tok
-        if engine.beta_tokens is not None and tok > engine.beta_tokens:
+        beta = engine.beta_tokens
+        if beta is not None and tok > beta:
             continue
-        if engine.alpha_tokens is None or engine.node.read_q_tokens <= engine.alpha_tokens:
-            if short is None or tok < short.tok or (tok == short.tok and _before(engine, short)):
+        alpha = engine.alpha_tokens
+        if alpha is None or engine.node.read_q_tokens <= alpha:
+            if short is None or tok < short.tok or (tok == short.tok and engine.seq < short.seq):
                 short = engine
-        elif long is None or tok < long.tok or (tok == long.tok and _before(engine, long)):
+        elif long is None or tok < long.tok or (tok == long.tok and engine.seq < long.seq):
             long = engine
     if short is not None:
         return Choice(short, "short_read_queue")
     return None if long is None else Choice(long, "long_read_queue")
-
-
-def _before(one: Engine, other: Engine) -> bool:
-    return (one.seq, one.engine_id) < (other.seq, other.engine_id)

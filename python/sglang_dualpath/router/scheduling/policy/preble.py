@@ -22,7 +22,7 @@ class Preble(FreeChoice):
 
     def choose(self, request: Request, engines: Sequence[Engine], now_s: float) -> Choice | None:
         """See `Policy.choose`."""
-        hits = [engine.cached.hit_tokens(request.marks) for engine in engines]
+        hits = [engine.hit_tokens(request) for engine in engines]
         longest = max(hits)
         if longest > request.prompt_tokens - longest:
             holders = [engine for engine, hit in zip(engines, hits, strict=True) if hit == longest]
