@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,17 +171,20 @@ def _grown(before: Sample, after: Sample) -> dict[str, EngineTotals]:
 
 def _shares(window: list[Sample]) -> dict[str, float | None]:
     """Hit ratio, the decode side's share of the bytes read, and the busiest node's bytes over the average."""
-    if len(window) < 2:
-        return {"hit_ratio": None, "decode_side_share": None, "nic_max_over_avg": None}
-    grown = _grown(window[0], window[-1])
-    prompt = sum(totals.prompt_tokens for totals in grown.values())
-    read = sum(totals.read_bytes for totals in grown.values())
-    decode = sum(totals.read_bytes for name, totals in grown.items() if name.startswith("decode"))
-    nodes = [max(0, n_bytes - window[0].nodes.get(node, n_bytes)) for node, n_bytes in window[-1].nodes.items()]
+    prompt = hit = read = decode = 0
+    nodes: Counter[str] = Counter()
+    for before, after in itertools.pairwise(window):
+        for name, grown in _grown(before, after).items():
+            prompt += grown.prompt_tokens
+            hit += grown.hit_tokens
+            read += grown.read_bytes
+            decode += grown.read_bytes if name.startswith("decode") else 0
+        for node, n_bytes in after.nodes.items():
+            nodes[node] += max(0, n_bytes - before.nodes.get(node, n_bytes))
     return {
-        "hit_ratio": sum(totals.hit_tokens for totals in grown.values()) / prompt if prompt else None,
+        "hit_ratio": hit / prompt if prompt else None,
         "decode_side_share": decode / read if read else None,
-        "nic_max_over_avg": max(nodes) * len(nodes) / sum(nodes) if sum(nodes) else None,
+        "nic_max_over_avg": max(nodes.values()) * len(nodes) / nodes.total() if nodes.total() else None,
     }
 
 

@@ -30,6 +30,10 @@ class Dashboard:
         """Note what happens, once a second, until cancelled."""
         await self._history.run()
 
+    def sample(self, now_s: float) -> None:
+        """Note what has happened up to now."""
+        self._history.sample(now_s)
+
     async def page(self, request: web.Request) -> web.Response:
         """The page."""
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "cache-control": "no-store"}

@@ -38,6 +38,18 @@ def test_rates_and_shares_come_from_what_engines_report_in_sum() -> None:
     assert shown["totals"]["nic_max_over_avg"] == pytest.approx(3000 / 2000)
 
 
+def test_an_engine_that_joins_later_counts_from_then_on() -> None:
+    made = core()
+    history = History(made)
+    made.servers.remove(made.servers.all()[1])
+    history.sample(10.0)
+    for at_s, hit in ((11.0, 50), (12.0, 140)):
+        made.take_report(report_of(D, "decode", prompt_tokens=hit + 10, hit_tokens=hit, read_bytes=hit))
+        history.sample(at_s)
+    totals = history.describe()["totals"]
+    assert (totals["hit_ratio"], totals["decode_side_share"]) == (1.0, 1.0)
+
+
 def test_an_engine_that_starts_anew_counts_from_zero() -> None:
     made = core()
     history = History(made)
