@@ -267,7 +267,8 @@ class Scheduler:
                 self._back_to_queue(request)
                 continue
             choice = self._choose(request, now_s)
-            assignment = None if choice is None else self._assign(request, choice, now_s)
+            waits = choice is None or (self.policy.holds and choice.engine.overloaded)
+            assignment = None if choice is None or waits else self._assign(request, choice, now_s)
             if assignment is None:
                 kept.append((request, since_s))
                 if now_s - since_s > ROOM_PATIENCE_S:

@@ -190,6 +190,18 @@ def test_one_overtaken_for_too_long_holds_up_the_others() -> None:
     assert [name for name, _, _ in assigned(list(made.run(late_s)))] == ["large", "small"]
 
 
+def test_one_that_waits_for_room_is_held_still_while_its_prefill_engine_is_overloaded() -> None:
+    made = scheduler(1, 1, Fixed())
+    full(made)
+    made.submit(request("p0-a", 100))
+    assert list(made.run(0.0)) == []
+    made.cluster.report(report("p0", tok=5000), 1.0)
+    made.cluster.report(report("d0"), 1.0)
+    assert list(made.run(1.0)) == []
+    made.cluster.report(report("p0"), 2.0)
+    assert assigned(list(made.run(2.0))) == [("p0-a", "p0", "d0")]
+
+
 def test_one_that_waits_for_room_can_be_withdrawn() -> None:
     made = scheduler(1, 1)
     full(made)
