@@ -2,11 +2,15 @@
 the next ones."""
 
 import logging
+import os
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("untimed", deadline=None)
+SAME_EXAMPLES = os.environ.get("DUALPATH_SAME_EXAMPLES") == "1"
+"""In CI: a change is judged by the same examples as the one before it; elsewhere new ones are tried each time."""
+
+settings.register_profile("untimed", deadline=None, derandomize=SAME_EXAMPLES)
 settings.load_profile("untimed")
 
 
