@@ -14,7 +14,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +51,8 @@ class Figures:
 
 def main() -> None:
     """The command line."""
+    # What it has started is stopped on the way out, also when it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments = _parse()
     console = Console()
     console.print("decisions, measured alone (microseconds, medians):")

@@ -11,6 +11,7 @@ second half.
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -31,6 +32,8 @@ AT_ONCE = 16
 
 def main() -> None:
     """The command line."""
+    # What it has started is stopped on the way out, also when it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments = _parse()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="fuzz-router-") as directory:
