@@ -5,7 +5,6 @@ import itertools
 import random
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable
 
 from rich.table import Table
@@ -82,8 +81,8 @@ def rebalance_us() -> float:
         engine = scheduler.cluster.prefill[i % 8]
         request = _request(f"h{i}", source, 0.0)
         policy.choose(request, scheduler.cluster.prefill, 0.0)
-        scheduler._held.setdefault(engine.engine_id, deque()).append(request)
-        scheduler._elsewhere.add(request.request_id)
+        scheduler._held.hold(request, engine.engine_id)
+        scheduler._elsewhere.add(request, i)
     taken = []
     for i in range(30):
         policy._moved.clear()

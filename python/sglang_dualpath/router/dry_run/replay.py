@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sglang_dualpath.router.scheduling.cluster import Engine, Role
+from sglang_dualpath.router.scheduling.engine import Engine, Role
 from sglang_dualpath.router.scheduling.load_report import LoadReport
 from sglang_dualpath.router.scheduling.request import Assignment, Request
 from sglang_dualpath.router.scheduling.scheduler import Scheduler

@@ -15,7 +15,7 @@ from sglang_dualpath.router.exchange import Answer, error_answer
 from sglang_dualpath.router.front.errors import refuse, respond
 from sglang_dualpath.router.membership.server import Server
 from sglang_dualpath.router.membership.servers import RoleMismatch
-from sglang_dualpath.router.scheduling.cluster import Role
+from sglang_dualpath.router.scheduling.engine import Role
 from sglang_dualpath.telemetry.engine_url import check_engine_url
 
 logger = logging.getLogger(__name__)

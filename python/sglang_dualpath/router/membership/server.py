@@ -6,7 +6,7 @@ from typing import Literal
 import xxhash
 
 from sglang_dualpath.router.membership.breaker import Breaker
-from sglang_dualpath.router.scheduling.cluster import Role
+from sglang_dualpath.router.scheduling.engine import Role
 from sglang_dualpath.telemetry.report import EngineReport
 
 Source = Literal["flag", "admin", "report"]

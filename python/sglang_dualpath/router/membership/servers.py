@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sglang_dualpath.router.membership.breaker import Breaker, BreakerSettings
 from sglang_dualpath.router.membership.server import Server, Source
-from sglang_dualpath.router.scheduling.cluster import Role
+from sglang_dualpath.router.scheduling.engine import Role
 from sglang_dualpath.router.scheduling.load_report import LoadReport
 from sglang_dualpath.router.scheduling.scheduler import Scheduler
 from sglang_dualpath.telemetry.report import EngineReport

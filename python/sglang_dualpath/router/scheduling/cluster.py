@@ -1,142 +1,22 @@
 """The engines as scheduling sees them: plain state, updated by reports and by what is assigned. Every update is O(1).
 
 An engine's seq and tok are what has been assigned to it here plus the surplus its last report showed beyond that, so neither is
-ever forgotten. A node's read queue is the reported one plus the reads assigned since; one assigned up to `REPORT_LAG_S` before a
-report may not stand in it yet, and counts still.
+ever forgotten. A node's read queue is told in `scheduling.node`.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from sglang_dualpath.router.scheduling.cached_blocks import CachedBlocks
+from sglang_dualpath.router.scheduling.engine import Engine, Role
 from sglang_dualpath.router.scheduling.load_report import LoadReport
+from sglang_dualpath.router.scheduling.node import Node
 from sglang_dualpath.router.scheduling.request import Request
-
-Role = Literal["prefill", "decode"]
 
 REPORT_FRESH_S = 5.0
 """A report older than this counts as none."""
 
-REPORT_LAG_S = 0.15
-
 STORED_MARKS = 1 << 16
 """Marks remembered as persisted: 24 million tokens of long prompts in 768 KiB, for the whole cluster."""
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One machine: its engines share its storage NIC, and so its read queue."""
-
-    node_id: str
-    read_q_tokens: int = 0
-    """Tokens waiting in its storage read queue: reported, plus what has been assigned since."""
-    read_tokens_per_s: float | None = None
-    """What its storage NIC delivers; None when unlimited or unknown."""
-    reported_q_tokens: int | None = None
-    recent_reads: deque[tuple[float, int]] = field(default_factory=deque)
-    """When, and how many tokens: reads that the last report may not hold; none while there is no report."""
-    recent_tokens: int = 0
-    """Their sum."""
-    own_reads_tokens: int = 0
-    """Of requests assigned here whose prefill has not ended: all there is to go by without reports."""
-
-    def settle(self) -> None:
-        """Bring `read_q_tokens` up to date."""
-        if self.reported_q_tokens is None:
-            self.read_q_tokens = self.own_reads_tokens
-        else:
-            self.read_q_tokens = self.reported_q_tokens + self.recent_tokens
-
-    def assign(self, tokens: int, now_s: float) -> None:
-        """A read of `tokens` has been planned on it."""
-        self.own_reads_tokens += tokens
-        if self.reported_q_tokens is not None:
-            self.recent_reads.append((now_s, tokens))
-            self.recent_tokens += tokens
-        self.settle()
-
-    def release(self, tokens: int) -> None:
-        """A read that was planned here is over."""
-        self.own_reads_tokens -= tokens
-        self.settle()
-
-    def report(self, queued_tokens: int | None, now_s: float) -> None:
-        """Its queue, as reported just now; None: no fresh report is left."""
-        self.reported_q_tokens = queued_tokens
-        while self.recent_reads and (queued_tokens is None or self.recent_reads[0][0] < now_s - REPORT_LAG_S):
-            self.recent_tokens -= self.recent_reads.popleft()[1]
-        self.settle()
-
-
-@dataclass(slots=True, eq=False)
-class Engine:
-    """One data-parallel rank of one server."""
-
-    engine_id: str
-    """`URL`, or `URL@RANK` for one of several data-parallel ranks."""
-    role: Role
-    group: str
-    """The server's URL; all its ranks form one group, led by rank 0."""
-    node: Node
-    available: bool = False
-    dual: bool = False
-    """Whether it takes part in decode-side reads."""
-    seq: int = 0
-    """Unfinished requests: reported or assigned, whichever knows more."""
-    tok: int = 0
-    """Their tokens, cached ones included."""
-    pending_new_tokens: int = 0
-    """Of the requests assigned and not yet prefilled: tokens that must be computed."""
-    alpha_tokens: float | None = None
-    """Tokens its node reads in 3 s; None (unknown): no queue counts as long."""
-    beta_tokens: float | None = None
-    """Tokens it processes in 5 s; None (unknown): never overloaded."""
-    compute_tokens_per_s: float | None = None
-    """New prompt tokens computed a second."""
-    free_kv_tokens: int | None = None
-    """Room in device memory, less what has been assigned since; None when unknown."""
-    free_buffer_tokens: int | None = None
-    """Room in its DRAM buffer, likewise."""
-    cached: CachedBlocks = field(default_factory=CachedBlocks)
-    """Key blocks it probably still holds in its own memory."""
-    stored: CachedBlocks | None = None
-    """Key blocks that any engine has persisted; shared by all. None where engines have no store in common."""
-    own_seq: int = 0
-    own_tok: int = 0
-    surplus_seq: int = 0
-    surplus_tok: int = 0
-    reported_at_s: float | None = None
-
-    @property
-    def overloaded(self) -> bool:
-        """Whether it is in C1 (paper, Algorithm 1): it gets nothing."""
-        return self.beta_tokens is not None and self.tok > self.beta_tokens
-
-    def known_tokens(self, request: Request) -> int:
-        """Tokens of a prompt that it need not compute: in its own memory, or in the store."""
-        held = hit_tokens(self.cached, request)
-        stored = 0 if self.stored is None else hit_tokens(self.stored, request)
-        return min(max(held, stored), request.prompt_tokens - 1)
-
-    def hit_tokens(self, request: Request) -> int:
-        """Tokens of a prompt that it probably holds in its own memory."""
-        return hit_tokens(self.cached, request)
-
-    def settle(self) -> None:
-        """Bring `seq` and `tok` up to date."""
-        self.seq = self.own_seq + self.surplus_seq
-        self.tok = self.own_tok + self.surplus_tok
-
-
-def hit_tokens(cached: CachedBlocks, request: Request) -> int:
-    """What `cached` holds of a prompt, looked up again only when something has been inserted."""
-    seen = request.hits_seen.get(id(cached))
-    if seen is not None and seen[0] == cached.version:
-        return seen[1]
-    tokens = cached.hit_tokens(request.marks)
-    request.hits_seen[id(cached)] = (cached.version, tokens)
-    return tokens
 
 
 @dataclass(slots=True)
@@ -172,7 +52,7 @@ class Cluster:
         """Make an engine known, not available yet. Raises ValueError for one that is known already."""
         if engine_id in self.engines:
             raise ValueError(f"engine {engine_id} has joined already")
-        engine = Engine(engine_id, role, group, self._node(node_id), stored=self.stored)
+        engine = Engine(engine_id, role, group, self._enter(node_id), stored=self.stored)
         self.engines[engine_id] = engine
         return engine
 
@@ -181,6 +61,7 @@ class Cluster:
         engine = self.engines.pop(engine_id, None)
         if engine is not None:
             self.set_available(engine, False)
+            self._depart(engine.node)
         return engine
 
     def set_available(self, engine: Engine, available: bool) -> bool:
@@ -210,7 +91,8 @@ class Cluster:
         engine.free_kv_tokens, engine.free_buffer_tokens = report.free_kv_tokens, report.free_buffer_tokens
         engine.reported_at_s = now_s
         if engine.node.node_id != report.node_id:
-            engine.node = self._node(report.node_id)
+            self._depart(engine.node)
+            engine.node = self._enter(report.node_id)
         node = engine.node
         node.read_tokens_per_s = report.read_tokens_per_s
         node.report(report.read_q_tokens, now_s)
@@ -221,6 +103,7 @@ class Cluster:
         tokens need not be computed."""
         prefill, decode = engines
         tokens = request.prompt_tokens
+        decode_reads_tokens = round(tokens * share)
         work = Work(
             prefill=prefill,
             decode=decode,
@@ -228,8 +111,8 @@ class Cluster:
             prompt_tokens=tokens,
             new_tokens=max(1, tokens - known),
             decode_tokens=tokens + request.output_tokens,
-            prefill_reads_tokens=round(tokens * (1 - share)),
-            decode_reads_tokens=round(tokens * share),
+            prefill_reads_tokens=tokens - decode_reads_tokens,
+            decode_reads_tokens=decode_reads_tokens,
         )
         self.work[request.request_id] = work
         for engine in engines:
@@ -289,5 +172,13 @@ class Cluster:
         engine.own_tok -= tokens
         engine.settle()
 
-    def _node(self, node_id: str) -> Node:
-        return self.nodes.setdefault(node_id, Node(node_id))
+    def _enter(self, node_id: str) -> Node:
+        node = self.nodes.setdefault(node_id, Node(node_id))
+        node.n_engines += 1
+        return node
+
+    def _depart(self, node: Node) -> None:
+        """An engine is on it no longer; with the last the node is forgotten, and work on it ends as it would have."""
+        node.n_engines -= 1
+        if not node.n_engines:
+            del self.nodes[node.node_id]

@@ -3,15 +3,17 @@
 `two_level` (paper, DE scheduling): the group (server) with the smallest total tok; inside it, among engines with enough device
 memory, Z = 1.05 * (sum of len over R + sum of tok) / |E| parts high-load engines (tok + len > Z) from normal ones; the normal one
 with the least seq, only without one the high-load one with the least tok. R is what the group's free memory could take of the
-waiting requests, fragmentation left out: its tokens are the lesser of the two sums. Where no engine of that group has room, the
-next group is asked; where none has, the request waits for room, and those that fit overtake it (no global FIFO).
+waiting requests, the one to be placed among them, fragmentation left out: its tokens are the lesser of the two sums. Where no
+engine of that group has room, the next group is asked; where none has, the request waits for room, and those that fit overtake it
+(no global FIFO).
 `least_loaded`, `round_robin`, `random`: for comparison; they let no request wait.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.request import Request
 
 DECODE_CHOICES = ("two_level", "least_loaded", "round_robin", "random")
@@ -25,16 +27,40 @@ class DecodeChoice:
     def __init__(self, name: str = "two_level", seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._turns = 0
+        self._grouped: list[Engine] = []
+        self._groups: list[list[Engine]] | None = None
+        self._lets_wait = name == "two_level"
         self._rule: Callable[[Request, Sequence[Engine], int], Engine | None] = {
-            "two_level": two_level,
+            "two_level": self._two_level,
             "least_loaded": lambda _, engines, __: min(engines, key=lambda e: (e.tok, e.seq, e.engine_id)),
             "round_robin": self._next,
             "random": lambda _, engines, __: self._random.choice(engines),
         }[name]
 
     def choose(self, request: Request, engines: Sequence[Engine], waiting_tokens: int) -> Engine | None:
-        """One of `engines` (at least one), given the tokens of all waiting requests; None: none has room now."""
+        """One of `engines` (at least one), given the tokens of all waiting requests with this one; None: none has room now."""
         return self._rule(request, engines, waiting_tokens)
+
+    def most_room_tokens(self, engines: Sequence[Engine]) -> float:
+        """The longest request that one of `engines` would take now; infinite for one without bounds."""
+        if not self._lets_wait:
+            return math.inf
+        most = 0
+        for engine in engines:
+            room = engine.free_kv_tokens
+            if room is None or not engine.seq:
+                return math.inf
+            if room > most:
+                most = room
+        return most
+
+    def _two_level(self, request: Request, engines: Sequence[Engine], waiting_tokens: int) -> Engine | None:
+        # Engines are compared by identity, so this costs far less than grouping them anew.
+        if engines != self._grouped:
+            self._grouped, self._groups = list(engines), groups_of(engines)
+        if self._groups is None:
+            return _least_tok_with_room(request, engines)
+        return _of_groups(request, self._groups, waiting_tokens)
 
     def _next(self, request: Request, engines: Sequence[Engine], waiting_tokens: int) -> Engine:
         turn, self._turns = self._turns, self._turns + 1
@@ -42,14 +68,21 @@ class DecodeChoice:
         return engines[(turn + turn // len(engines)) % len(engines)]
 
 
-def two_level(request: Request, engines: Sequence[Engine], waiting_tokens: int) -> Engine | None:
-    """See the module."""
-    if all(engine.group == engine.engine_id for engine in engines):
-        return _least_tok_with_room(request, engines)
+def groups_of(engines: Sequence[Engine]) -> list[list[Engine]] | None:
+    """Engines by their server; None where each is alone."""
     groups: dict[str, list[Engine]] = {}
     for engine in engines:
         groups.setdefault(engine.group, []).append(engine)
-    for members in sorted(groups.values(), key=lambda group: sum(engine.tok for engine in group)):
+    return None if len(groups) == len(engines) else list(groups.values())
+
+
+def _of_groups(request: Request, groups: list[list[Engine]], waiting_tokens: int) -> Engine | None:
+    """The two levels; most often the first group has room, so that sorting is put off."""
+    totals = [sum([engine.tok for engine in members]) for members in groups]
+    chosen = _inside(request, groups[totals.index(min(totals))], waiting_tokens)
+    if chosen is not None:
+        return chosen
+    for _, members in sorted(zip(totals, groups, strict=True), key=lambda group: group[0])[1:]:
         chosen = _inside(request, members, waiting_tokens)
         if chosen is not None:
             return chosen
@@ -61,11 +94,11 @@ def _least_tok_with_room(request: Request, engines: Sequence[Engine]) -> Engine 
     length = request.prompt_tokens + request.output_tokens
     best: Engine | None = None
     for engine in engines:
-        if best is not None and engine.tok > best.tok:
+        tok = engine.tok
+        if best is not None and (tok > best.tok or (tok == best.tok and engine.seq >= best.seq)):
             continue
-        if engine.free_kv_tokens is not None and engine.free_kv_tokens < length and engine.seq:
-            continue
-        if best is None or engine.tok < best.tok or engine.seq < best.seq:
+        room = engine.free_kv_tokens
+        if room is None or room >= length or not engine.seq:
             best = engine
     return best
 

@@ -1,6 +1,6 @@
 """How long a request would wait for its first token."""
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.request import Request
 
 COMPUTE_TOKENS_PER_S = 6250.0

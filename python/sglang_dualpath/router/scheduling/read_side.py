@@ -9,7 +9,7 @@ Engines without path B read on the prefill side; a side demanded with the reques
 
 from collections.abc import Callable
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.request import Request
 
 READ_SIDES = ("shorter_queue", "split", "prefill", "decode", "alternate")

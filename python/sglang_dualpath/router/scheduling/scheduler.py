@@ -1,41 +1,31 @@
 """The scheduler: requests in, assignments out. Pure: the router and the simulator drive it alike.
 
 A request waits in one of three places: in Q, from whose head `run` serves until no prefill engine may take more; held for the
-overloaded engine that its policy has bound it to, while others overtake it; or for room on a decode engine, likewise. A report is
-also a fetch (paper, scheduling): whoever calls `report`, `submit`, `end_prefill` or `end` calls `run` after it.
+overloaded engine that its policy has bound it to, while others overtake it; or for room on a decode engine, likewise
+(`room_line`). One that some engines have failed, while all others are overloaded, is held for one of these. A report is also a
+fetch (paper, scheduling): whoever calls `report`, `submit`, `end_prefill` or `end` calls `run` after it.
 """
 
-import itertools
-from collections import deque
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from sglang_dualpath.router.scheduling.cluster import Cluster, Engine, Role
+from sglang_dualpath.router.scheduling.cluster import Cluster
 from sglang_dualpath.router.scheduling.decode_choice import DecodeChoice
+from sglang_dualpath.router.scheduling.elsewhere import Elsewhere
+from sglang_dualpath.router.scheduling.engine import Engine, Role
+from sglang_dualpath.router.scheduling.held import HeldLines
+from sglang_dualpath.router.scheduling.placeable import Unplaceable, allowed, missing_role
 from sglang_dualpath.router.scheduling.policy.policy import Choice, Policy
 from sglang_dualpath.router.scheduling.read_side import ReadSide
 from sglang_dualpath.router.scheduling.request import Assignment, Request
+from sglang_dualpath.router.scheduling.room_line import Lacking, RoomLine
 from sglang_dualpath.router.scheduling.waiting import WaitingQueue
-
-ROOM_PATIENCE_S = 10.0
-"""A request overtaken this long for want of room on a decode engine holds up those behind it."""
 
 HELD_REVIEW_S = 0.05
 """How often held requests are looked at whose own engine is overloaded still: another may have room, or their time be up."""
 
 REBALANCED_PER_ENGINE = 16
 """Held requests of one engine that a round considers moving, first come first."""
-
-ROOM_LOOKAHEAD = 16
-"""Requests looked at in a run of those that wait for room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unplaceable:
-    """A request for which no engine of a role is there."""
-
-    request: Request
-    role: Role
 
 
 class Scheduler:
@@ -47,10 +37,12 @@ class Scheduler:
         self._decode = decode
         self._read_side = read_side
         self._queue = WaitingQueue()
-        self._held: dict[str, deque[Request]] = {}
-        self._roomless: deque[tuple[Request, float]] = deque()
-        self._elsewhere: set[str] = set()
-        """Ids in `_held` or `_roomless`; one that is withdrawn is missing here and dropped when met."""
+        self._elsewhere = Elsewhere()
+        """Everyone in `_held` or `_roomless`."""
+        self._held = HeldLines(self._elsewhere)
+        self._roomless = RoomLine(self._elsewhere)
+        self._most_room: float | None = None
+        """No decode engine takes a longer request in this run; None: not known yet."""
         self.n_rebalanced = 0
         self._next_review_s = 0.0
         self._to_remember: list[tuple[Request, Engine]] = []
@@ -68,7 +60,7 @@ class Scheduler:
         if engine.role == "prefill":
             self.policy.joined(engine) if available else self.policy.left(engine)
         if not available:
-            for request in self._held.pop(engine.engine_id, ()):
+            for request in self._held.take(engine.engine_id):
                 self._back_to_queue(request)
 
     def leave(self, engine_id: str) -> None:
@@ -86,15 +78,13 @@ class Scheduler:
 
     def withdraw(self, request_id: str) -> bool:
         """Forget a request that waits; False when it does not (any more)."""
-        if self._queue.remove(request_id) is not None:
-            return True
-        if request_id in self._elsewhere:
-            self._elsewhere.remove(request_id)
-            return True
-        return False
+        return self._queue.remove(request_id) is not None or self._elsewhere.remove(request_id) is not None
 
     def run(self, now_s: float) -> Iterator[Assignment | Unplaceable]:
-        """Everything that can be decided now; each assignment is counted on its engines as it is given."""
+        """Everything that can be decided now; each assignment is counted on its engines as it is given.
+
+        Between two of them the caller may make engines available or not, or withdraw and end requests.
+        """
         yield from self._run(now_s)
         self._remember()
 
@@ -103,75 +93,41 @@ class Scheduler:
         if not (self.cluster.prefill and self.cluster.decode):
             yield from self._nobody()
             return
-        yield from self._serve_roomless(now_s)
+        self._most_room = None
+        if self._roomless:
+            yield from self._roomless.serve(now_s, lambda request: self._place_roomless(request, now_s))
+            if self._roomless.holds_up:
+                return
         if self._held:
             review = now_s >= self._next_review_s
             if review:
                 self._next_review_s = now_s + HELD_REVIEW_S
                 self._rebalance(now_s)
             yield from self._serve_held(now_s, review)
-        if self._roomless and now_s - self._roomless[0][1] > ROOM_PATIENCE_S:
-            return
-        while (request := self._queue.head()) is not None:
-            role = self._missing_role(request)
-            if role is not None:
-                self._queue.remove(request.request_id)
-                yield Unplaceable(request, role)
-                continue
-            choice = self._choose(request, now_s)
-            if choice is None:
-                return
-            self._queue.remove(request.request_id)
-            if self.policy.holds and choice.engine.overloaded:
-                self._held.setdefault(choice.engine.engine_id, deque()).append(request)
-                self._elsewhere.add(request.request_id)
-                continue
-            assignment = self._assign(request, choice, now_s)
-            if assignment is None:
-                self._roomless.append((request, now_s))
-                self._elsewhere.add(request.request_id)
-            else:
-                yield assignment
+        yield from self._serve_queue(now_s)
 
     def end_prefill(self, request_id: str) -> bool:
         """The prefill engine is done with a request; False when that is known, or the request is not."""
         return self.cluster.end_prefill(request_id)
 
     def end(self, request_id: str) -> bool:
-        """An assigned request is over; False when that is known, or the request is not."""
+        """An assigned request is over; False as in `end_prefill`."""
         return self.cluster.end(request_id)
 
     def _nobody(self) -> Iterator[Unplaceable]:
         role: Role = "decode" if self.cluster.prefill else "prefill"
-        self._take_back_all()
+        for engine_id in self._held.engines():
+            for request in self._held.take(engine_id):
+                self._back_to_queue(request)
+        for request in self._roomless.take_all():
+            self._back_to_queue(request)
         for request in self._queue.all():
             self._queue.remove(request.request_id)
             yield Unplaceable(request, role)
 
-    def _take_back_all(self) -> None:
-        held, self._held = self._held, {}
-        roomless, self._roomless = self._roomless, deque()
-        for request in (*(r for queue in held.values() for r in queue), *(r for r, _ in roomless)):
-            self._back_to_queue(request)
-
     def _back_to_queue(self, request: Request) -> None:
-        if request.request_id in self._elsewhere:
-            self._elsewhere.remove(request.request_id)
-            self._queue.add(request)
-
-    def _missing_role(self, request: Request) -> Role | None:
-        """The role of which the request has passed over every engine."""
-        if request.passed_over:
-            if not self._allowed(request, self.cluster.prefill):
-                return "prefill"
-            if not self._allowed(request, self.cluster.decode):
-                return "decode"
-        return None
-
-    @staticmethod
-    def _allowed(request: Request, engines: list[Engine]) -> list[Engine]:
-        passed_over = request.passed_over
-        return [e for e in engines if e.group not in passed_over] if passed_over else engines
+        """To the place it had there."""
+        self._queue.add(request, self._elsewhere.remove(request.request_id))
 
     def _remember(self) -> None:
         for request, engine in self._to_remember:
@@ -183,14 +139,23 @@ class Scheduler:
     def _choose(self, request: Request, now_s: float) -> Choice | None:
         if self._to_remember:
             self._remember()
-        return self.policy.choose(request, self._allowed(request, self.cluster.prefill), now_s)
+        return self.policy.choose(request, allowed(request, self.cluster.prefill), now_s)
 
-    def _assign(self, request: Request, choice: Choice, now_s: float) -> Assignment | None:
-        """Assign to the chosen prefill engine and a decode engine; None while none of those has room."""
-        engines = self._allowed(request, self.cluster.decode)
-        decode = self._decode.choose(request, engines, self._queue.tokens)
-        if decode is None:
+    def _choose_decode(self, request: Request) -> Engine | None:
+        """None while no decode engine has room. The request is still counted among those that wait."""
+        length = request.prompt_tokens + request.output_tokens
+        if self._most_room is not None and length > self._most_room:
             return None
+        waiting_tokens = self._queue.tokens + self._elsewhere.tokens
+        decode = self._decode.choose(request, allowed(request, self.cluster.decode), waiting_tokens)
+        if decode is None:
+            # Room only shrinks in a run, so that what is found now is a bound until its end.
+            self._most_room = self._decode.most_room_tokens(self.cluster.decode)
+        return decode
+
+    def _assign(self, request: Request, choice: Choice, decode: Engine, now_s: float) -> Assignment:
+        """Give a request to its engines; it does not wait any more."""
+        self.withdraw(request.request_id)
         prefill = choice.engine
         share = self._read_side.share(request, prefill, decode)
         hit_tokens = known_tokens = 0
@@ -199,6 +164,8 @@ class Scheduler:
             known_tokens = prefill.known_tokens(request)
             self._to_remember.append((request, prefill))
         self.cluster.begin(request, (prefill, decode), share, known_tokens, now_s)
+        if self._most_room is not None and self._most_room < math.inf:
+            self._most_room = self._decode.most_room_tokens(self.cluster.decode)
         self.policy.assigned(request, prefill, now_s)
         return Assignment(
             request_id=request.request_id,
@@ -209,71 +176,75 @@ class Scheduler:
             reason=choice.reason,
         )
 
-    def _serve_held(self, now_s: float, review: bool) -> Iterator[Assignment]:
-        """Each engine's first held requests, as far as their policy finds them an engine that is not overloaded.
-
-        Without a `review` only those whose own engine has worked enough off.
-        """
-        engines = self.cluster.engines
-        for engine_id in list(self._held):
-            if not review and engines[engine_id].overloaded:
+    def _serve_queue(self, now_s: float) -> Iterator[Assignment | Unplaceable]:
+        """From the head, until one must wait there."""
+        while (request := self._queue.head()) is not None:
+            role = missing_role(request, self.cluster)
+            if role is not None:
+                self._queue.remove(request.request_id)
+                yield Unplaceable(request, role)
                 continue
-            queue = self._held[engine_id]
-            while queue:
-                request = queue[0]
-                if request.request_id not in self._elsewhere:
-                    queue.popleft()
-                    continue
-                if self._missing_role(request) is not None:
-                    self._back_to_queue(queue.popleft())
+            choice = self._choose(request, now_s)
+            if choice is None and not request.passed_over:
+                return
+            if choice is None or (self.policy.holds and choice.engine.overloaded):
+                engines = allowed(request, self.cluster.prefill)
+                holder = choice.engine if choice else min(engines, key=lambda engine: (engine.tok, engine.seq))
+                self._held.hold(request, holder.engine_id)
+                self._leave_queue(request)
+                continue
+            decode = self._choose_decode(request)
+            if decode is None:
+                self._roomless.add(request, now_s)
+                self._leave_queue(request)
+            else:
+                yield self._assign(request, choice, decode, now_s)
+
+    def _leave_queue(self, request: Request) -> None:
+        self._elsewhere.add(request, self._queue.place(request.request_id))
+        self._queue.remove(request.request_id)
+
+    def _serve_held(self, now_s: float, review: bool) -> Iterator[Assignment]:
+        """Each engine's first ones, while there is an engine for them; without a `review` only of engines not overloaded."""
+        for engine_id in self._held.engines():
+            engine = self.cluster.engines.get(engine_id)
+            if engine is None or (engine.overloaded and not review):
+                continue
+            while (request := self._held.first(engine_id)) is not None:
+                if missing_role(request, self.cluster) is not None:
+                    self._held.drop_first(engine_id)
+                    self._back_to_queue(request)
                     continue
                 choice = self._choose(request, now_s)
                 if choice is None or choice.engine.overloaded:
                     break
-                queue.popleft()
-                assignment = self._assign(request, choice, now_s)
-                if assignment is None:
-                    self._roomless.append((request, now_s))
-                    continue
-                self._elsewhere.remove(request.request_id)
-                yield assignment
-            if not queue:
-                self._held.pop(engine_id, None)
+                self._held.drop_first(engine_id)
+                decode = self._choose_decode(request)
+                if decode is None:
+                    self._roomless.add(request, now_s)
+                else:
+                    yield self._assign(request, choice, decode, now_s)
 
     def _rebalance(self, now_s: float) -> None:
         waiting = [
             (request, self.cluster.engines[engine_id])
-            for engine_id, queue in self._held.items()
-            for request in itertools.islice(queue, REBALANCED_PER_ENGINE)
-            if request.request_id in self._elsewhere
+            for engine_id in self._held.engines()
+            for request in self._held.first_few(engine_id, REBALANCED_PER_ENGINE)
         ]
-        moves = self.policy.rebalance(waiting, now_s)
-        for move in moves:
-            source = self._held.get(move.source.engine_id)
-            if source is None or move.request not in source:
-                continue
-            source.remove(move.request)
-            self._held.setdefault(move.target.engine_id, deque()).append(move.request)
-            self.n_rebalanced += 1
+        for move in self.policy.rebalance(waiting, now_s):
+            self.n_rebalanced += self._held.move(move.request, move.source.engine_id, move.target.engine_id)
 
-    def _serve_roomless(self, now_s: float) -> Iterator[Assignment]:
-        """Requests that wait for room on a decode engine: the first few, unless the first has waited too long already."""
-        kept: deque[tuple[Request, float]] = deque()
-        for _ in range(min(ROOM_LOOKAHEAD, len(self._roomless))):
-            request, since_s = self._roomless.popleft()
-            if request.request_id not in self._elsewhere:
-                continue
-            if self._missing_role(request) is not None:
-                self._back_to_queue(request)
-                continue
-            choice = self._choose(request, now_s)
-            waits = choice is None or (self.policy.holds and choice.engine.overloaded)
-            assignment = None if choice is None or waits else self._assign(request, choice, now_s)
-            if assignment is None:
-                kept.append((request, since_s))
-                if now_s - since_s > ROOM_PATIENCE_S:
-                    break
-                continue
-            self._elsewhere.remove(request.request_id)
-            yield assignment
-        self._roomless.extendleft(reversed(kept))
+    def _place_roomless(self, request: Request, now_s: float) -> Assignment | Lacking:
+        """One that waits for room."""
+        if missing_role(request, self.cluster) is not None:
+            self._back_to_queue(request)
+            return Lacking.PREFILL
+        if self._most_room is None:
+            self._most_room = self._decode.most_room_tokens(self.cluster.decode)
+        if request.prompt_tokens + request.output_tokens > self._most_room:
+            return Lacking.ROOM
+        choice = self._choose(request, now_s)
+        if choice is None or (self.policy.holds and choice.engine.overloaded):
+            return Lacking.PREFILL
+        decode = self._choose_decode(request)
+        return Lacking.ROOM if decode is None else self._assign(request, choice, decode, now_s)

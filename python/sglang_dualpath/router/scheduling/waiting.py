@@ -4,9 +4,12 @@ import heapq
 
 from sglang_dualpath.router.scheduling.request import Request
 
+_MOST_GONE = 64
+"""Entries of requests that have left, above which (and half) the heap is made anew."""
+
 
 class WaitingQueue:
-    """Every operation costs at most O(log n)."""
+    """Every operation costs O(log n), `remove` on average."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, str]] = []
@@ -21,14 +24,20 @@ class WaitingQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, request: Request) -> None:
-        """At the end of its priority. Raises ValueError for an id that waits already."""
+    def add(self, request: Request, place: int | None = None) -> None:
+        """At the end of its priority, or at the `place` it had before. Raises ValueError for an id that waits already."""
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} waits already")
-        self._arrivals += 1
-        self._requests[request.request_id] = (self._arrivals, request)
-        heapq.heappush(self._heap, (-request.priority, self._arrivals, request.request_id))
+        if place is None:
+            self._arrivals += 1
+            place = self._arrivals
+        self._requests[request.request_id] = (place, request)
+        heapq.heappush(self._heap, (-request.priority, place, request.request_id))
         self.tokens += request.prompt_tokens + request.output_tokens
+
+    def place(self, request_id: str) -> int:
+        """Where a waiting request stands: the number of its arrival. Raises KeyError for one that does not wait."""
+        return self._requests[request_id][0]
 
     def head(self) -> Request | None:
         """Who is next."""
@@ -47,6 +56,9 @@ class WaitingQueue:
             return None
         request = waiting[1]
         self.tokens -= request.prompt_tokens + request.output_tokens
+        if len(self._heap) > 2 * len(self._requests) + _MOST_GONE:
+            self._heap = [(-one.priority, place, name) for name, (place, one) in self._requests.items()]
+            heapq.heapify(self._heap)
         return request
 
     def all(self) -> list[Request]:

@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from sglang_dualpath.router.scheduling.cluster import Cluster, Engine, Role
+from sglang_dualpath.router.scheduling.cluster import Cluster
 from sglang_dualpath.router.scheduling.decode_choice import DecodeChoice
+from sglang_dualpath.router.scheduling.engine import Engine, Role
 from sglang_dualpath.router.scheduling.load_report import LoadReport
+from sglang_dualpath.router.scheduling.placeable import Unplaceable
 from sglang_dualpath.router.scheduling.policy.dualpath import DualPath
 from sglang_dualpath.router.scheduling.policy.policy import Policy
 from sglang_dualpath.router.scheduling.read_side import ReadSide
 from sglang_dualpath.router.scheduling.request import Assignment, Request
-from sglang_dualpath.router.scheduling.scheduler import Scheduler, Unplaceable
+from sglang_dualpath.router.scheduling.scheduler import Scheduler
 
 
 def request(name: str = "r", prompt_tokens: int = 100, **fields: Any) -> Request:

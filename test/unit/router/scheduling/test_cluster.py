@@ -3,7 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dualpath.router.scheduling.cluster import REPORT_FRESH_S, REPORT_LAG_S, Cluster, Engine
+from sglang_dualpath.router.scheduling.cluster import REPORT_FRESH_S, Cluster
+from sglang_dualpath.router.scheduling.engine import Engine
+from sglang_dualpath.router.scheduling.node import REPORT_LAG_S
 
 from test.unit.router.scheduling.engines import joined, report, request
 
@@ -66,6 +68,25 @@ def test_a_split_read_stands_in_both_queues() -> None:
     assert (prefill.node.read_q_tokens, decode.node.read_q_tokens) == (75, 25)
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 101])
+def test_the_parts_of_a_split_read_add_up(tokens: int) -> None:
+    cluster = Cluster()
+    prefill, decode = pair(cluster)
+    cluster.begin(request(prompt_tokens=tokens), (prefill, decode), 0.5, 0, 1.0)
+    assert prefill.node.read_q_tokens + decode.node.read_q_tokens == tokens
+
+
+def test_a_node_goes_with_its_last_engine() -> None:
+    cluster = Cluster()
+    joined(cluster, "p0", "prefill", node_id="n")
+    joined(cluster, "p1", "prefill", node_id="n")
+    assert list(cluster.nodes) == ["n"]
+    cluster.leave("p0")
+    assert list(cluster.nodes) == ["n"]
+    cluster.leave("p1")
+    assert not cluster.nodes
+
+
 def test_engines_of_one_node_share_its_queue() -> None:
     cluster = Cluster()
     one = joined(cluster, "p0", "prefill", node_id="n")
@@ -77,11 +98,12 @@ def test_engines_of_one_node_share_its_queue() -> None:
 def test_an_old_report_counts_as_none() -> None:
     cluster = Cluster()
     prefill, decode = pair(cluster)
-    cluster.report(report("p", seq=5, tok=500, read_q_tokens=50), 1.0)
+    cluster.report(report("p", seq=5, tok=500, read_q_tokens=50, read_tokens_per_s=9.0), 1.0)
     cluster.begin(request(prompt_tokens=10), (prefill, decode), 0.0, 0, 1.0)
     cluster.expire(1.0 + REPORT_FRESH_S + 1.1)
     assert (prefill.seq, prefill.tok, prefill.node.read_q_tokens) == (1, 10, 10)
     assert (prefill.beta_tokens, prefill.free_kv_tokens, prefill.dual) == (None, None, False)
+    assert prefill.node.read_tokens_per_s is None
 
 
 def test_room_shrinks_with_each_assignment_until_the_next_report() -> None:

@@ -1,10 +1,14 @@
 """Choosing the decode engine: groups by their tokens, then normal before high-load engines, with room."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dualpath.router.scheduling.cluster import Cluster, Engine
-from sglang_dualpath.router.scheduling.decode_choice import DECODE_CHOICES, DecodeChoice, high_load_tokens, two_level
+from sglang_dualpath.router.scheduling.cluster import Cluster
+from sglang_dualpath.router.scheduling.decode_choice import DECODE_CHOICES, DecodeChoice, high_load_tokens
+from sglang_dualpath.router.scheduling.engine import Engine
+from sglang_dualpath.router.scheduling.request import Request
 
 from test.unit.router.scheduling.engines import joined, request
 
@@ -15,6 +19,11 @@ def group(cluster: Cluster, name: str, loads: list[tuple[int, int, int]]) -> lis
         joined(cluster, f"{name}@{rank}", "decode", seq=seq, tok=tok, free_kv_tokens=free)
         for rank, (seq, tok, free) in enumerate(loads)
     ]
+
+
+def two_level(asked: Request, engines: list[Engine], waiting_tokens: int) -> Engine | None:
+    """What the paper's rule makes of a request."""
+    return DecodeChoice("two_level").choose(asked, engines, waiting_tokens)
 
 
 def chosen(engine: Engine | None) -> str | None:
@@ -92,3 +101,29 @@ def test_whoever_is_chosen_is_one_of_those_offered(name: str, loads: list[tuple[
     if made is None:
         assert name == "two_level"
         assert all(engine.free_kv_tokens is not None and engine.free_kv_tokens < tokens for engine in engines)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 999), st.integers(0, 500)), min_size=1, max_size=8),
+    st.integers(1, 600),
+)
+def test_the_most_room_tells_whether_anyone_would_take_a_request(
+    loads: list[tuple[int, int, int]], tokens: int
+) -> None:
+    engines = group(Cluster(), "a", loads)
+    rule = DecodeChoice()
+    made = rule.choose(request(prompt_tokens=tokens), engines, tokens)
+    assert (made is not None) == (tokens <= rule.most_room_tokens(engines))
+
+
+def test_rules_that_let_nobody_wait_have_room_for_all() -> None:
+    assert DecodeChoice("random").most_room_tokens(group(Cluster(), "a", [(1, 10, 0)])) == math.inf
+
+
+def test_groups_follow_the_engines_that_are_offered() -> None:
+    cluster = Cluster()
+    small, large = group(cluster, "a", [(1, 10, 900)]), group(cluster, "b", [(1, 20, 900), (1, 20, 900)])
+    rule = DecodeChoice()
+    assert chosen(rule.choose(request(), small + large, 0)) == "a@0"
+    assert chosen(rule.choose(request(), large, 0)) == "b@0"
+    assert chosen(rule.choose(request(), small, 0)) == "a@0"

@@ -12,7 +12,7 @@ from sglang_dualpath.router.scheduling.read_side import READ_SIDES, ReadSide
 from sglang_dualpath.router.scheduling.request import Assignment
 from sglang_dualpath.router.scheduling.scheduler import Scheduler
 
-from test.unit.router.scheduling.engines import report, request, scheduler
+from test.unit.router.scheduling.engines import joined, report, request, scheduler
 
 ENGINES = ("p0", "p1", "p2", "d0", "d1")
 
@@ -23,6 +23,7 @@ submits = st.tuples(
     st.integers(0, 2),
     st.integers(0, 5),
     st.integers(0, 9),
+    st.sets(st.sampled_from(ENGINES), max_size=3),
 )
 others = st.one_of(
     st.tuples(
@@ -30,6 +31,8 @@ others = st.one_of(
     ),
     st.tuples(st.just("available"), st.sampled_from(ENGINES), st.booleans()),
     st.tuples(st.sampled_from(["end", "end_prefill", "withdraw"]), st.integers(0, 60)),
+    st.tuples(st.just("leave"), st.sampled_from(ENGINES)),
+    st.tuples(st.just("again"), st.integers(0, 60), st.integers(1, 3000)),
     st.tuples(st.just("wait"), st.floats(0.0, 20.0)),
 )
 histories = st.lists(st.one_of(submits, others), max_size=60)
@@ -44,6 +47,7 @@ class History:
         self.holds = self.scheduler.policy.holds or policy == "dualpath"
         self.now_s = 0.0
         self.submitted: set[str] = set()
+        self.tokens: dict[str, int] = {}
         self.withdrawn: set[str] = set()
         self.placed: dict[str, Assignment] = {}
         self.unplaceable: set[str] = set()
@@ -54,15 +58,28 @@ class History:
         for step, (kind, *arguments) in enumerate(history):
             self._act(step, kind, arguments)
             self._run()
+            self._check_tallies()
 
     def _act(self, step: int, kind: str, arguments: list[Any]) -> None:
         made = self.scheduler
         if kind == "submit":
-            tokens, output, priority, prefix, n_keys = arguments
+            tokens, output, priority, prefix, n_keys, passed_over = arguments
             keys = tuple(hash((prefix, i)) & (2**64 - 1) for i in range(n_keys))
             name = f"r{step}"
-            made.submit(request(name, tokens, output_tokens=output, priority=priority, keys=keys, arrived_s=self.now_s))
+            fields = {"output_tokens": output, "priority": priority, "keys": keys, "arrived_s": self.now_s}
+            made.submit(request(name, tokens, passed_over=frozenset(passed_over), **fields))
             self.submitted.add(name)
+            self.tokens[name] = tokens
+        elif kind == "again":
+            # Whoever gives up while waiting comes again under its id, with another prompt.
+            name = f"r{arguments[0]}"
+            if made.withdraw(name):
+                made.submit(request(name, arguments[1], arrived_s=self.now_s))
+                self.tokens[name] = arguments[1]
+        elif kind == "leave":
+            made.leave(arguments[0])
+        elif kind in ("report", "available") and arguments[0] not in made.cluster.engines:
+            joined(made.cluster, arguments[0], "prefill" if arguments[0].startswith("p") else "decode")
         elif kind == "report":
             engine_id, tok, queued, free = arguments
             made.cluster.report(
@@ -78,6 +95,15 @@ class History:
         else:
             getattr(made, kind)(f"r{arguments[0]}")
 
+    def _check_tallies(self) -> None:
+        """tok of each engine is that of its unfinished requests, whatever else is known of it."""
+        work = list(self.scheduler.cluster.work.values())
+        for engine in self.scheduler.cluster.engines.values():
+            unfinished = [w for w in work if w.decode is engine or (w.prefill is engine and w.prefilling)]
+            assert (engine.own_seq, engine.own_tok) == (len(unfinished), sum(w.prompt_tokens for w in unfinished))
+            assert engine.seq >= engine.own_seq
+            assert engine.tok >= engine.own_tok
+
     def _run(self) -> None:
         for made in self.scheduler.run(self.now_s):
             if not isinstance(made, Assignment):
@@ -89,9 +115,10 @@ class History:
             assert (prefill.role, decode.role) == ("prefill", "decode")
             assert prefill.available
             assert decode.available
+            work = self.scheduler.cluster.work[made.request_id]
+            assert work.prompt_tokens == self.tokens[made.request_id]
             assert 0.0 <= made.decode_read_share <= 1.0
             if self.holds and prefill.beta_tokens is not None:
-                work = self.scheduler.cluster.work[made.request_id]
                 assert prefill.tok - work.prompt_tokens <= prefill.beta_tokens, "an engine in C1 got a request"
             self.placed[made.request_id] = made
             self.log.append((made.request_id, made.prefill_id, made.decode_id, made.decode_read_share))
@@ -129,9 +156,11 @@ def test_nobody_starves(policy: str, history: list[tuple[Any, ...]]) -> None:
         for name in list(played.placed):
             made.end(name)
         played.now_s += 11.0
-        for engine in made.cluster.engines.values():
-            made.cluster.report(report(engine.engine_id), played.now_s)
-            made.set_available(engine, True)
+        for engine_id in ENGINES:
+            if engine_id not in made.cluster.engines:
+                made.cluster.join(engine_id, "prefill" if engine_id.startswith("p") else "decode", engine_id, engine_id)
+            made.cluster.report(report(engine_id), played.now_s)
+            made.set_available(made.cluster.engines[engine_id], True)
         played._run()
     assert made.n_waiting == 0
 

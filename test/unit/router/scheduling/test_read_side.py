@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dualpath.router.scheduling.cluster import Cluster, Engine
+from sglang_dualpath.router.scheduling.cluster import Cluster
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.read_side import ReadSide, split_share
 
 from test.unit.router.scheduling.engines import joined, request

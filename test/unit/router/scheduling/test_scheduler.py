@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 
 import pytest
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.decode_choice import DecodeChoice
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.marks import Marks
+from sglang_dualpath.router.scheduling.placeable import Unplaceable
 from sglang_dualpath.router.scheduling.policy.dualmap import DualMap
 from sglang_dualpath.router.scheduling.policy.free_choice import FreeChoice
 from sglang_dualpath.router.scheduling.policy.min_ttft import MinTtft
+from sglang_dualpath.router.scheduling.policy.names import POLICIES
 from sglang_dualpath.router.scheduling.policy.policy import Choice
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
 from sglang_dualpath.router.scheduling.request import Assignment, Request
-from sglang_dualpath.router.scheduling.scheduler import ROOM_PATIENCE_S, Unplaceable
+from sglang_dualpath.router.scheduling.room_line import ROOM_LOOKAHEAD, ROOM_PATIENCE_S
 
-from test.unit.router.scheduling.engines import assigned, report, request, scheduler
+from test.unit.router.scheduling.engines import assigned, joined, report, request, scheduler
 
 
 class Fixed(FreeChoice):
@@ -98,6 +101,40 @@ def test_the_id_of_an_unfinished_request_is_refused() -> None:
     made.submit(request("a"))
 
 
+def test_a_retry_whose_engines_are_overloaded_does_not_hold_up_what_others_could_take() -> None:
+    made = scheduler(2, 1)
+    made.cluster.report(report("p1", tok=5000), 0.0)
+    made.submit(request("retry", 10, passed_over=frozenset({"p0"})))
+    made.submit(request("b", 10))
+    assert assigned(list(made.run(0.0))) == [("b", "p0", "d0")]
+    made.cluster.report(report("p1"), 1.0)
+    assert assigned(list(made.run(1.0))) == [("retry", "p1", "d0")]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("gone", ["p0", "d0"])
+def test_the_last_engine_may_go_between_two_decisions(policy: str, gone: str) -> None:
+    made = scheduler(1, 1, POLICIES[policy](PolicySettings()), decode=DecodeChoice("least_loaded"))
+    made.submit(request("a"))
+    made.submit(request("b"))
+    run = made.run(0.0)
+    assert isinstance(next(run), Assignment)
+    made.set_available(made.cluster.engines[gone], False)
+    (refused,) = run
+    assert isinstance(refused, Unplaceable)
+    assert made.n_waiting == 0
+
+
+def test_what_is_not_under_way_cannot_end() -> None:
+    made = scheduler(1, 1)
+    made.submit(request("a"))
+    assert not made.end("a")
+    assert not made.end_prefill("nobody")
+    assert [name for name, _, _ in assigned(list(made.run(0.0)))] == ["a"]
+    assert made.end("a")
+    assert not made.end("a")
+
+
 # ---- held for an engine
 
 
@@ -120,6 +157,31 @@ def test_when_its_engine_goes_a_held_request_finds_another() -> None:
     assert list(made.run(0.0)) == []
     made.leave("p0")
     assert assigned(list(made.run(0.0))) == [("p0-a", "p1", "d0")]
+
+
+def test_when_its_engine_goes_a_held_request_has_its_old_place_in_the_queue() -> None:
+    made = scheduler(2, 1, Fixed())
+    for engine_id in ("p0", "p1"):
+        made.cluster.report(report(engine_id, tok=5000), 0.0)
+    made.submit(request("p0-old", 10))
+    list(made.run(0.0))
+    made.submit(request("p1-new", 10))
+    made.leave("p0")
+    made.cluster.report(report("p1"), 1.0)
+    assert [name for name, _, _ in assigned(list(made.run(1.0)))] == ["p0-old", "p1-new"]
+
+
+def test_the_id_of_one_who_gave_up_means_the_new_request() -> None:
+    made = scheduler(2, 1, Fixed())
+    made.cluster.report(report("p0", tok=5000), 0.0)
+    for tokens in (10, 20, 30):
+        made.withdraw("p0-a")
+        made.submit(request("p0-a", tokens))
+        list(made.run(0.01))
+    made.cluster.report(report("p0"), 0.02)
+    assert [name for name, _, _ in assigned(list(made.run(0.02)))] == ["p0-a"]
+    assert made.cluster.work["p0-a"].prompt_tokens == 30
+    assert made.n_waiting == 0
 
 
 def test_a_held_request_can_be_withdrawn() -> None:
@@ -200,6 +262,83 @@ def test_one_that_waits_for_room_is_held_still_while_its_prefill_engine_is_overl
     assert list(made.run(1.0)) == []
     made.cluster.report(report("p0"), 2.0)
     assert assigned(list(made.run(2.0))) == [("p0-a", "p0", "d0")]
+
+
+def test_one_overtaken_for_too_long_holds_up_those_held_for_an_engine_too() -> None:
+    made = scheduler(2, 1, Fixed())
+    full(made)
+    made.submit(request("p1-large", 100))
+    list(made.run(0.0))
+    made.cluster.report(report("p0", tok=5000), 0.0)
+    made.submit(request("p0-small", 20))
+    list(made.run(0.0))
+    late_s = ROOM_PATIENCE_S + 1.0
+    for engine_id in ("p0", "p1"):
+        made.cluster.report(report(engine_id), late_s)
+    made.cluster.report(report("d0", seq=1, tok=10, free_kv_tokens=50), late_s)
+    assert list(made.run(late_s)) == []
+
+
+def test_one_that_waits_for_its_prefill_engine_rather_than_for_room_holds_up_nobody() -> None:
+    made = scheduler(2, 1, Fixed())
+    full(made)
+    made.submit(request("p0-a", 100))
+    list(made.run(0.0))
+    late_s = ROOM_PATIENCE_S + 1.0
+    made.cluster.report(report("p0", tok=5000), late_s)
+    for engine_id in ("p1", "d0"):
+        made.cluster.report(report(engine_id), late_s)
+    made.submit(request("p1-b", 100))
+    assert [name for name, _, _ in assigned(list(made.run(late_s)))] == ["p1-b"]
+
+
+def test_those_who_gave_up_waiting_for_room_hold_up_nobody() -> None:
+    made = scheduler(1, 1)
+    full(made)
+    for index in range(3 * ROOM_LOOKAHEAD):
+        made.submit(request(f"r{index}", 100))
+    list(made.run(0.0))
+    for index in range(3 * ROOM_LOOKAHEAD):
+        made.withdraw(f"r{index}")
+    late_s = ROOM_PATIENCE_S + 1.0
+    made.cluster.report(report("p0"), late_s)
+    made.cluster.report(report("d0", seq=1, tok=10, free_kv_tokens=50), late_s)
+    made.submit(request("small", 20))
+    assert [name for name, _, _ in assigned(list(made.run(late_s)))] == ["small"]
+
+
+def test_a_caller_that_stops_early_loses_nobody() -> None:
+    made = scheduler(1, 1)
+    full(made)
+    made.submit(request("large", 500))
+    made.submit(request("medium", 100))
+    list(made.run(0.0))
+    made.cluster.report(report("d0", seq=1, tok=10, free_kv_tokens=150), 1.0)
+    run = made.run(1.0)
+    assert assigned([next(run)]) == [("medium", "p0", "d0")]
+    run.close()
+    made.cluster.report(report("d0"), 2.0)
+    assert [name for name, _, _ in assigned(list(made.run(2.0)))] == ["large"]
+
+
+@pytest.mark.parametrize(("tokens", "engine_id"), [(8, "d@1"), (110, "d@0")])
+def test_z_counts_the_request_that_is_placed(tokens: int, engine_id: str) -> None:
+    """Z = 1.05 * (8 + 201) / 2 = 109.7 has room for 8 more on both engines; 1.05 * (110 + 201) / 2 for 110 more on neither."""
+    made = scheduler(1, 0)
+    for rank, (seq, tok) in enumerate([(5, 100), (1, 101)]):
+        made.set_available(joined(made.cluster, f"d@{rank}", "decode", seq=seq, tok=tok), True)
+    made.submit(request("r", tokens))
+    assert assigned(list(made.run(0.0))) == [("r", "p0", engine_id)]
+
+
+def test_z_counts_those_that_wait_for_room() -> None:
+    """Z = 1.05 * (120 + 1030) / 2 = 604 makes both engines normal; without `large` only the first is."""
+    made = scheduler(1, 0)
+    for rank, (seq, tok) in enumerate([(9, 500), (1, 530)]):
+        made.set_available(joined(made.cluster, f"d@{rank}", "decode", seq=seq, tok=tok, free_kv_tokens=60), True)
+    made.submit(request("large", 300))
+    made.submit(request("small", 20))
+    assert assigned(list(made.run(0.0))) == [("small", "p0", "d@1")]
 
 
 def test_one_that_waits_for_room_can_be_withdrawn() -> None:

@@ -38,3 +38,24 @@ def test_an_id_waits_once_and_may_come_again_after_it_left() -> None:
     head = queue.head()
     assert head is not None
     assert head.request_id == "b"
+
+
+def test_one_that_comes_back_has_its_old_place() -> None:
+    queue = WaitingQueue()
+    first = request("a")
+    queue.add(first)
+    place = queue.place("a")
+    queue.remove("a")
+    queue.add(request("b"))
+    queue.add(first, place)
+    assert queue.head() is first
+
+
+def test_those_who_left_are_not_remembered_behind_a_head_that_stays() -> None:
+    queue = WaitingQueue()
+    queue.add(request("head", priority=1))
+    for index in range(1000):
+        queue.add(request(str(index)))
+        queue.remove(str(index))
+    assert len(queue._heap) < 100
+    assert queue.head() is not None

@@ -8,7 +8,7 @@ Knobs: cache_threshold, balance_abs_threshold, balance_rel_threshold.
 
 from collections.abc import Sequence
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.free_choice import FreeChoice
 from sglang_dualpath.router.scheduling.policy.policy import Choice
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.hash_rings import HashRings
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
 from sglang_dualpath.router.scheduling.prefix_popularity import PrefixPopularity

@@ -11,7 +11,7 @@ Knobs: ttft_slo_s, virtual_nodes, popularity_*, split_factor, shrink_factor.
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.estimate import compute_rate_per_s, expected_ttft_s, waiting_s
 from sglang_dualpath.router.scheduling.policy.candidate_pair import CandidatePairs
 from sglang_dualpath.router.scheduling.policy.policy import Choice, Move

@@ -7,7 +7,7 @@ Knobs: alpha and beta, profiled and reported by each engine; one that reports no
 
 from collections.abc import Iterable, Sequence
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.free_choice import FreeChoice
 from sglang_dualpath.router.scheduling.policy.policy import Choice
 from sglang_dualpath.router.scheduling.request import Request
@@ -27,6 +27,8 @@ def best_of_classes(engines: Iterable[Engine]) -> Choice | None:
     long: Engine | None = None
     for engine in engines:
         tok = engine.tok
+        if short is not None and tok > short.tok:
+            continue
         beta = engine.beta_tokens
         if beta is not None and tok > beta:
             continue

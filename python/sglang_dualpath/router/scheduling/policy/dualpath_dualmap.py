@@ -10,7 +10,7 @@ Knobs: those of DualMap; alpha and beta as engines report them.
 
 from collections.abc import Sequence
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.dualmap import DualMap, slo_aware
 from sglang_dualpath.router.scheduling.policy.dualpath import best_of_classes
 from sglang_dualpath.router.scheduling.policy.policy import Choice

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.policy import Move
 from sglang_dualpath.router.scheduling.request import Request
 

@@ -5,7 +5,7 @@ Knobs: none; the estimate is `scheduling.estimate`.
 
 from collections.abc import Sequence
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.estimate import expected_ttft_s
 from sglang_dualpath.router.scheduling.policy.free_choice import FreeChoice
 from sglang_dualpath.router.scheduling.policy.policy import Choice

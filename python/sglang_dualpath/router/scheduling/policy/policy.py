@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.request import Request
 
 

@@ -6,7 +6,7 @@ Knobs: the seed. The highest load stays within log log n / log 2 + O(1) of the a
 import random
 from collections.abc import Sequence
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.free_choice import FreeChoice
 from sglang_dualpath.router.scheduling.policy.policy import Choice
 from sglang_dualpath.router.scheduling.request import Request

@@ -5,7 +5,7 @@ Knobs: none. The DualPath paper's baseline for the balance of storage NICs (Max/
 
 from collections.abc import Sequence
 
-from sglang_dualpath.router.scheduling.cluster import Engine
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.free_choice import FreeChoice
 from sglang_dualpath.router.scheduling.policy.policy import Choice
 from sglang_dualpath.router.scheduling.request import Request

@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from sglang_dualpath.router.scheduling.cluster import Cluster, Engine
+from sglang_dualpath.router.scheduling.cluster import Cluster
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.marks import Marks
 from sglang_dualpath.router.scheduling.policy.names import POLICIES
 from sglang_dualpath.router.scheduling.policy.policy import Policy

@@ -5,7 +5,8 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dualpath.router.scheduling.cluster import Cluster, Engine
+from sglang_dualpath.router.scheduling.cluster import Cluster
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.estimate import expected_ttft_s
 from sglang_dualpath.router.scheduling.policy.dualmap import DualMap, slo_aware
 from sglang_dualpath.router.scheduling.policy.dualpath_dualmap import DualPathDualMap

@@ -2,7 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dualpath.router.scheduling.cluster import Cluster, Engine
+from sglang_dualpath.router.scheduling.cluster import Cluster
+from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.dualpath import DualPath, best_of_classes
 
 from test.unit.router.scheduling.engines import joined, request
