@@ -29,6 +29,29 @@ def test_a_hot_prefix_is_split_down_to_where_its_requests_differ() -> None:
     assert popularity.depth((3001, 4001)) == 1
 
 
+def test_a_common_prefix_of_a_long_system_prompt_is_split_too() -> None:
+    """125 blocks of tools and instructions, as coding agents have them."""
+    popularity = PrefixPopularity()
+    common = tuple(range(1, 126))
+    for i in range(600):
+        observed(popularity, (*common, 500 + i % 50, 5000 + i))
+    assert popularity.depth((*common, 7777, 7778)) == 126
+
+
+def test_with_many_engines_a_few_requests_make_no_prefix_hot() -> None:
+    """4 of 200 requests are more than two average engines' share of 128; they could be chance."""
+    popularity = PrefixPopularity()
+    for i in range(2000):
+        popularity.observe((1, i + 10) if i % 50 == 0 else (i + 5000, 2), 128)
+    assert popularity.share(1) > 2 / 128
+    assert popularity.depth((1, 99)) == 2
+    assert len(popularity._seen) == 20 * 128 / 2
+    fresh = PrefixPopularity()
+    for i in range(200):
+        fresh.observe((1, i + 10) if i % 50 == 0 else (i + 5000, 2), 128)
+    assert fresh.depth((1, 99)) == 1
+
+
 def test_too_few_samples_split_nothing() -> None:
     popularity = PrefixPopularity(min_samples=20)
     observed(popularity, *[(1, 2, 3)] * 19)
@@ -56,7 +79,7 @@ def test_between_the_two_bounds_a_prefix_stays_what_it_was() -> None:
 
 
 def test_what_has_left_the_window_is_forgotten() -> None:
-    popularity = PrefixPopularity(window=50)
+    popularity = PrefixPopularity(window=50, min_samples=10)
     observed(popularity, *[(1, 2)] * 50)
     observed(popularity, *[(i, i) for i in range(100, 150)])
     assert popularity.share(1) == 0.0

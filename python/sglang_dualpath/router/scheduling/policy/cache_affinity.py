@@ -20,8 +20,7 @@ class CacheAffinity(FreeChoice):
     uses_hits = True
 
     def __init__(self, settings: PolicySettings) -> None:
-        # Nothing is ever observed, so every prefix is keyed by its first block.
-        self._pairs = CandidatePairs(settings, n_rings=1)
+        self._pairs = CandidatePairs(settings, n_rings=1, splits=False)
 
     def joined(self, engine: Engine) -> None:
         """See `Policy.joined`."""
@@ -33,4 +32,4 @@ class CacheAffinity(FreeChoice):
 
     def choose(self, request: Request, engines: Sequence[Engine], now_s: float) -> Choice | None:
         """See `Policy.choose`."""
-        return Choice(self._pairs.of(request, engines)[0], "hash")
+        return Choice(self._pairs.of(request, engines).engines[0], "hash")

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.estimate import compute_rate_per_s, expected_ttft_s, waiting_s
-from sglang_dualpath.router.scheduling.policy.candidate_pair import CandidatePairs
+from sglang_dualpath.router.scheduling.policy.candidate_pair import CandidatePairs, Candidates
 from sglang_dualpath.router.scheduling.policy.policy import Choice, Move
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
 from sglang_dualpath.router.scheduling.request import Request
@@ -49,7 +49,7 @@ class DualMap:
     def assigned(self, request: Request, engine: Engine, now_s: float) -> None:
         """See `Policy.assigned`."""
         self._moved.pop(request.request_id, None)
-        self._pairs.observe(request)
+        self._pairs.forget(request)
 
     def rebalance(self, waiting: Iterable[tuple[Request, Engine]], now_s: float) -> list[Move]:
         """See `Policy.rebalance`."""
@@ -102,7 +102,7 @@ class DualMap:
 
     def _idle_other(self, request: Request, source: Engine, idle: set[int]) -> Engine | None:
         """Its other candidate, if that has nothing waiting and would meet the SLO."""
-        pair = self._pairs.of(request, self._pairs.everyone)
+        pair = self._pairs.of(request, self._pairs.everyone).engines
         if source not in pair:
             return None
         for engine in pair:
@@ -111,12 +111,13 @@ class DualMap:
         return None
 
 
-def slo_aware(request: Request, pair: Sequence[Engine], slo_s: float) -> Choice | None:
+def slo_aware(request: Request, candidates: Candidates, slo_s: float) -> Choice:
     """The engine of a pair by affinity, or by load once affinity would miss the SLO."""
+    pair = candidates.engines
     if len(pair) < 2:
-        return Choice(pair[0], "only_candidate") if pair else None
+        return Choice(pair[0], "only_candidate")
     one, other = pair
-    hits = one.hit_tokens(request), other.hit_tokens(request)
+    hits = candidates.hit_tokens(one, request), candidates.hit_tokens(other, request)
     calmer = min(pair, key=lambda engine: (engine.pending_new_tokens, engine.tok, engine.seq, engine.engine_id))
     if hits[0] == hits[1]:
         return Choice(calmer, "equal_hits")

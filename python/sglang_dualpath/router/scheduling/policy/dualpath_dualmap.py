@@ -9,6 +9,7 @@ Knobs: those of DualMap; alpha and beta as engines report them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.policy.dualmap import DualMap, slo_aware
@@ -26,10 +27,10 @@ class DualPathDualMap(DualMap):
         if moved is not None and moved in engines and not moved.overloaded:
             return Choice(moved, "rebalanced")
         pair = self._pairs.of(request, engines)
-        feasible = [engine for engine in pair if not engine.overloaded]
+        feasible = [engine for engine in pair.engines if not engine.overloaded]
         if feasible:
             short = [engine for engine in feasible if has_short_queue(engine)]
-            return slo_aware(request, short or feasible, self._slo_s)
+            return slo_aware(request, replace(pair, engines=short or feasible), self._slo_s)
         if now_s - request.arrived_s > self._slo_s:
             anyone = best_of_classes(engines)
             if anyone is not None:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from sglang_dualpath.router.scheduling.cluster import Cluster
 from sglang_dualpath.router.scheduling.engine import Engine
 from sglang_dualpath.router.scheduling.estimate import expected_ttft_s
+from sglang_dualpath.router.scheduling.marks import Marks
+from sglang_dualpath.router.scheduling.policy.candidate_pair import Candidates
 from sglang_dualpath.router.scheduling.policy.dualmap import DualMap, slo_aware
 from sglang_dualpath.router.scheduling.policy.dualpath_dualmap import DualPathDualMap
 from sglang_dualpath.router.scheduling.policy.settings import PolicySettings
@@ -33,7 +35,7 @@ def fleet(policy: DualMap, n_engines: int) -> list[Engine]:
 
 def pair_of(policy: DualMap, asked: Request, engines: list[Engine]) -> list[Engine]:
     """Its candidates."""
-    return policy._pairs.of(asked, engines)
+    return policy._pairs.of(asked, engines).engines
 
 
 def prefixed(name: str, prefix: int, blocks: int = 10) -> Request:
@@ -62,12 +64,10 @@ def test_the_longer_hit_until_it_would_miss_the_slo_then_the_calmer_one() -> Non
     asked = prefixed("r", 1)
     one.cached.insert(asked.marks)
     one.pending_new_tokens = 3900
-    choice = slo_aware(asked, (one, other), SLO_S)
-    assert choice is not None
+    choice = slo_aware(asked, Candidates([one, other], 128), SLO_S)
     assert (choice.engine, choice.reason) == (one, "longer_hit")
     one.pending_new_tokens = 4000
-    choice = slo_aware(asked, (one, other), SLO_S)
-    assert choice is not None
+    choice = slo_aware(asked, Candidates([one, other], 128), SLO_S)
     assert (choice.engine, choice.reason) == (other, "slo_switch")
 
 
@@ -75,14 +75,44 @@ def test_equal_hits_go_to_the_calmer_one() -> None:
     policy = DualMap(SETTINGS)
     one, other = fleet(policy, 2)
     one.pending_new_tokens = 10
-    choice = slo_aware(prefixed("r", 1), (one, other), SLO_S)
-    assert choice is not None
+    choice = slo_aware(prefixed("r", 1), Candidates([one, other], 128), SLO_S)
     assert (choice.engine, choice.reason) == (other, "equal_hits")
 
 
-def test_a_prefix_keeps_at_least_one_minus_two_over_m_of_its_hits() -> None:
-    """m requests of one prefix touch at most two engines, so at most two of them miss."""
+def test_a_hit_shorter_than_the_hashed_prefix_is_no_affinity() -> None:
+    """Else an engine that lacks what all others hold, a system prompt, would get nothing until they miss the SLO."""
     policy = DualMap(SETTINGS)
+    one, other = fleet(policy, 2)
+    asked = prefixed("r", 1)
+    one.cached.insert(Marks.of(asked.keys[:3]))
+    one.pending_new_tokens = 10
+    assert slo_aware(asked, Candidates([one, other], 3 * 128), SLO_S).engine is one
+    assert slo_aware(asked, Candidates([one, other], 4 * 128), SLO_S).engine is other
+
+
+def test_no_engine_starves_behind_a_common_system_prompt() -> None:
+    """Ten blocks in common, 200 sessions, an even load: everyone gets a share."""
+    policy = DualMap(SETTINGS)
+    engines = fleet(policy, 8)
+    common = tuple(range(1, 11))
+    got: Counter[str] = Counter()
+    for i in range(2000):
+        session = i % 200
+        asked = request(f"r{i}", 14 * 128, keys=(*common, *(1000 * (session + 1) + block for block in range(4))))
+        choice = policy.choose(asked, engines, 0.0)
+        assert choice is not None
+        choice.engine.cached.insert(asked.marks)
+        choice.engine.tok += asked.prompt_tokens
+        policy.assigned(asked, choice.engine, 0.0)
+        got[choice.engine.engine_id] += 1
+    assert len(got) == 8
+    assert min(got.values()) > 2000 / 8 / 4
+
+
+def test_a_prefix_keeps_at_least_one_minus_two_over_m_of_its_hits() -> None:
+    """m requests of one prefix touch at most two engines, so at most two of them miss. A prefix that is split meanwhile has
+    new keys, and begins anew: here none is."""
+    policy = DualMap(PolicySettings(ttft_slo_s=SLO_S, popularity_min_samples=10**6))
     engines = fleet(policy, 16)
     source = random.Random(5)
     for prefix in range(30):
